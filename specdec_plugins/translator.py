@@ -29,6 +29,8 @@ from specdec_plugins.terms import translate_terms
 from specdec_plugins.text.agreement import most_agreed
 from specdec_plugins.text.codec import Encoded, NoLanguage
 from specdec_plugins.text.glossary import Glossary
+from specdec_plugins.text.languages import two_letters
+from specdec_plugins.text.numbers import missing_numbers
 from specdec_plugins.text.words import Span
 from specdec_plugins.translations import BESIDE, Source, SourceTooLong, Translation
 
@@ -82,8 +84,9 @@ class Translator:
         self, sentences: Sequence[str], batch_size: BatchSize = "auto", tokenized: bool = False, remove_bpe: bool = True,
         max_tokens: int | None = None, too_long: TooLong = "error", first: int = 0, hints: Sequence[str] | None = None,
         source_lang: Languages = None, target_lang: Languages = None, max_length: int | None = None, alignments: bool = False,
-        word_scores: bool = False, protect: re.Pattern[str] | None = None, protected: Sequence[Sequence[Span]] | None = None,
-        glossary: Glossary | None = None, beginnings: Sequence[str] | None = None,
+        word_scores: bool = False, protect: re.Pattern[str] | None = None,
+        protected: Sequence[Sequence[Span] | None] | None = None, glossary: Glossary | None = None,
+        beginnings: Sequence[str] | None = None,
     ) -> list[Translation]:  # fmt: skip
         """Translate sentences in order; with `Settings.nbest` or ``num_samples``, the outputs of each follow one another.
 
@@ -93,9 +96,9 @@ class Translator:
         ``hints`` are earlier translations for a drafter that uses them, empty where missing. Multilingual models read
         ``source_lang`` and ``target_lang``, one for all sentences or one for each. ``max_length`` limits an output's tokens as in
         ``transformers``, the one before the first included. ``alignments`` and ``word_scores`` fill in these fields of the
-        results. What ``protect`` matches, and the characters ``protected`` of each sentence, outputs contain unchanged
-        (`protection.py`). Outputs use the terms of a ``glossary`` (`terms.py`) and begin with the texts ``beginnings``. Raises
-        SourceTooLong before decoding.
+        results. What ``protect`` matches, and the characters ``protected`` of each sentence, outputs contain unchanged; with
+        either they also keep numbers, in any spelling (`protection.py`). Outputs use the terms of a ``glossary`` (`terms.py`)
+        and begin with the texts ``beginnings``. Raises SourceTooLong before decoding.
         """
         if isinstance(sentences, str):
             raise TypeError("translate takes a list of sentences, not one string")
@@ -108,7 +111,7 @@ class Translator:
             if glossary is not None and protect is None and protected is None:
                 return translate_terms(self, sentences, glossary, options)
             options["glossary"] = glossary
-            spans = [[]] * len(sentences) if protected is None else protected
+            spans = [None] * len(sentences) if protected is None else protected
             if len(spans) != len(sentences):
                 raise ValueError(f"{len(sentences):,} sentences, but {len(spans):,} lists of protected spans")
             return translate_protected(self, sentences, protect, spans, options)
@@ -135,6 +138,8 @@ class Translator:
             raise ValueError("beginnings, hints, max_length, alignments and word_scores are for whole lines, not for windows")
         else:
             results = translate_documents(self, sentences, languages, batch_size, tokenized, remove_bpe, max_tokens, first)
+        if not tokenized:
+            results = self.counted(sentences, results, [target for _, target in languages])
         if drawn := self.settings.mbr:
             groups = [results[start : start + drawn] for start in range(0, len(results), drawn)]
             results = [group[most_agreed([result.text for result in group])] for group in groups]
@@ -150,6 +155,17 @@ class Translator:
         texts = [text] if isinstance(text, str) else text
         found = self.translate(texts, source_lang=src_lang, target_lang=tgt_lang, max_length=max_length, **options)
         return [{"translation_text": each.text} for each in found]
+
+    def counted(
+        self, sentences: Sequence[str], results: Sequence[Translation], languages: Sequence[str | None]
+    ) -> list[Translation]:  # fmt: skip
+        """The results, one or several for each sentence, with the numbers that they lack."""
+        each, usual, found = len(results) // max(1, len(sentences)), self.pair.config.target_lang, list[Translation]()
+        for n, result in enumerate(results):
+            lang = languages[n // each] or usual
+            missing = [] if result.shortened else missing_numbers(sentences[n // each], result.text, two_letters(lang))
+            found.append(replace(result, missing_numbers=missing) if missing or result.missing_numbers else result)
+        return found
 
     @staticmethod
     def _each(value: Languages, count: int) -> list[str | None]:

@@ -10,6 +10,7 @@ from specdec_plugins.text.alignment import words_of
 from specdec_plugins.text.languages import two_letters
 from specdec_plugins.text.patterns import pattern
 from specdec_plugins.text.placing import Aligned, Mark, Pieces, Placed, Unit, place, unmoved
+from specdec_plugins.text.protected import Protected
 from specdec_plugins.text.sentences import sentence_spans
 from specdec_plugins.text.words import Span
 from specdec_plugins.translations import SourceTooLong, Translation
@@ -33,8 +34,13 @@ class Part:
     whole: bool = False
 
 
-def translate_units(translator: "Translator", units: Sequence[Unit], **choices: Any) -> list[Placed | None]:
-    """Translate units; None where a sentence was too long and skipped. Raises SourceTooLong with the unit's index."""
+def translate_units(
+    translator: "Translator", units: Sequence[Unit], placeholders: bool = True, **choices: Any
+) -> list[Placed | None]:  # fmt: skip
+    """Translate units; None where a sentence was too long and skipped. Raises SourceTooLong with the unit's index.
+
+    ``placeholders``: protect what `PLACEHOLDERS` matches, except in units that are whole.
+    """
     lang = choices.get("source_lang") or translator.pair.config.source_lang
     language, most = two_letters(lang) or lang, min(LONGEST, translator.max_source // 3)
     settings = translator.settings
@@ -54,7 +60,7 @@ def translate_units(translator: "Translator", units: Sequence[Unit], **choices: 
         chosen = [n for n, (_, part) in enumerate(sentences) if bool(part.marks) == tags]
         parts = [sentences[n][1] for n in chosen]
         choices |= {"alignments": True} if tags and aligns else {}
-        choices |= {"protected": [protected(part) for part in parts]} if protects else {}
+        choices |= {"protected": [protected(part, placeholders) for part in parts]} if protects else {}
         try:
             found = translator.translate([part.text.translate(SPACES) for part in parts], **choices) if chosen else []
         except SourceTooLong as error:
@@ -64,7 +70,7 @@ def translate_units(translator: "Translator", units: Sequence[Unit], **choices: 
     if faults:
         raise min(faults, key=lambda fault: fault.index)
     ordered = (results[n] for n in range(len(sentences)))
-    return [placed(parts, [next(ordered) for part in parts if part.sentence]) for parts in split]
+    return [placed(parts, [next(ordered) for part in parts if part.sentence], protects and placeholders) for parts in split]
 
 
 def translate_first_units(
@@ -77,10 +83,11 @@ def translate_first_units(
         return translate_units(translator, units[: error.index], **choices), error
 
 
-def protected(part: Part) -> list[Span]:
-    """What a translation must contain unchanged: text that tags replace, and placeholders, except in lines of plain text."""
-    placeholders = [] if part.whole else [match.span() for match in PLACEHOLDERS.finditer(part.text)]
-    return [(mark.start, mark.end) for _, mark in part.marks if mark.start < mark.end] + placeholders
+def protected(part: Part, placeholders: bool) -> list[Span] | None:
+    """What a translation must contain unchanged: text that tags replace, and placeholders; None for neither."""
+    code = [(mark.start, mark.end) for _, mark in part.marks if mark.start < mark.end]
+    found = [match.span() for match in PLACEHOLDERS.finditer(part.text)] if placeholders and not part.whole else None
+    return code if found is None and code else None if found is None else code + found
 
 
 def parts_of(unit: Unit, language: str, most: int) -> Iterator[Part]:
@@ -152,9 +159,21 @@ def has_letters(text: str, marks: Sequence[tuple[int, Mark]]) -> bool:
     return any(isinstance(piece, str) and any(map(str.isalpha, piece)) for piece in unmoved(text, marks))
 
 
-def placed(parts: Sequence[Part], results: Sequence[Translation]) -> Placed | None:
-    """A unit's translation from those of its sentences."""
+def source_of(part: Part) -> Protected:
+    return Protected.of(part.text, None if part.whole else PLACEHOLDERS, protected(part, False))
+
+
+def lost(part: Part, text: str) -> list[str]:
+    """The placeholders of a sentence that a translation lacks; text that tags replace comes with these."""
+    code = protected(part, False) or []
+    damaged = source_of(part).damaged(text)
+    return [part.text[first:end] for first, end in damaged if not any(start < end and first < stop for start, stop in code)]
+
+
+def placed(parts: Sequence[Part], results: Sequence[Translation], kept: bool) -> Placed | None:
+    """A unit's translation from those of its sentences; ``kept``: these have all placeholders."""
     pieces: Pieces = []
+    missing, same = list[str](), False
     changed, confidence, rest = False, 1.0, iter(results)
     for part in parts:
         result = next(rest) if part.sentence else None
@@ -167,7 +186,10 @@ def placed(parts: Sequence[Part], results: Sequence[Translation]) -> Placed | No
             pieces += place(part.text, part.marks, aligned(part.text, result)) if part.marks else [result.text]
         if result is not None:
             confidence = min(confidence, result.confidence)
-    return Placed(pieces, changed, confidence, [term for result in results for term in result.unplaced])
+            missing += [*result.missing_numbers, *lost(part, result.text) * (not kept)]
+            same = same or (not changed and any(map(str.isalpha, source_of(part).rest)))
+    unplaced = [term for result in results for term in result.unplaced]
+    return Placed(pieces, changed, confidence, unplaced, missing, same and not changed)
 
 
 def aligned(source: str, result: Translation) -> Aligned:

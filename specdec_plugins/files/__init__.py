@@ -122,7 +122,9 @@ class TextFile:
             if inner and own and None not in own:
                 text = inner.translated(own)
                 confidence = min((each.confidence for each in own if each), default=1.0)
-                own = [Placed([text], text != inner.source, confidence)]
+                missing = [part for each in own if each for part in each.missing]
+                same = text == inner.source and any(each.same for each in own if each)
+                own = [Placed([text], text != inner.source, confidence, missing=missing, same=same)]
             whole.append(own[0] if own and None not in own else None)
         return rewrite(self.source, zip(self.spans, whole), least)
 
@@ -142,7 +144,11 @@ def rewrite(source: str, translated: Iterable[tuple[Span, Placed | None]], least
     """The file with its translations. They come as `find_spans` returns the spans."""
     changed = [(span, placed) for span, placed in translated if placed and (placed.changed or span.always)]
     starts = [span.start for span, _ in changed]
-    doubtful = {span.start if span.marked is None else span.marked for span, placed in changed if placed.confidence < least}
+    doubtful = {
+        span.start if span.marked is None else span.marked
+        for span, placed in changed
+        if placed.confidence < least or placed.missing or placed.same
+    }
 
     def piece(span: Span, each: str | int) -> str:
         if isinstance(each, int):

@@ -40,12 +40,15 @@ class Unit:
 @dataclass(frozen=True)
 class Placed:
     """A translated unit: text, and the indices of its marks. ``changed``: it differs from the source. ``confidence``: the lowest
-    of its sentences' (geometric mean of the probabilities of the tokens). ``unplaced``: terms of a glossary that it lacks."""
+    of its sentences' (geometric mean of the probabilities of the tokens). ``unplaced``: terms of a glossary that it lacks.
+    ``missing``: numbers and placeholders that it lacks. ``same``: it has words, and none of them was translated."""
 
     pieces: Pieces
     changed: bool
     confidence: float = 1.0
     unplaced: Sequence[str] = ()
+    missing: Sequence[str] = ()
+    same: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,22 @@ Knows no model: `protection.py` translates.
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 
 from specdec_plugins.text.alignment import Alignment
 from specdec_plugins.text.icu import arguments
+from specdec_plugins.text.numbers import missing_numbers, number_spans
 from specdec_plugins.text.patterns import ORDERED
 from specdec_plugins.text.words import Span
 
 MOST = 1000  # protected parts of a text
-LETTER, LONGER = r"\w", r"[\w/#=&%]"  # characters that extend a word, or an address
+UNSPACED = (
+    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # scripts that join words, or suffixes
+)
+LETTER, LONGER = rf"[^\W{UNSPACED}]", rf"(?:[^\W{UNSPACED}]|[/#=&%])"  # characters that extend a word, or an address
+SIGNS = "-/."  # begin options, paths and file names
 STEM = "X"  # of masks
 EXAMPLE = "{n, plural, other {#}}"  # what protects this protects all ICU messages
 
@@ -60,18 +65,24 @@ class Edits:
 @dataclass(frozen=True)
 class Protected:
     """A source with the ``spans`` that its translation must contain, each exactly once. Those of ``messages`` are arguments of
-    an ICU message, whose branches are to be translated."""
+    an ICU message, whose branches are to be translated. Those of ``numbers`` it may spell in another way."""
 
     text: str
     spans: Sequence[Span]
     messages: Sequence[Span] = ()
+    numbers: Sequence[Span] = ()
 
     @classmethod
-    def of(cls, text: str, protected: re.Pattern[str] | None, spans: Iterable[Span] = ()) -> "Protected":
-        """Protect what matches, and further ``spans``. Spans that overlap are one. Raises ValueError for one outside the text."""
+    def of(cls, text: str, protected: re.Pattern[str] | None, spans: Iterable[Span] | None = ()) -> "Protected":
+        """Protect what matches, further ``spans``, and numbers; nothing without both. Spans that overlap are one.
+
+        Raises ValueError for one outside the text.
+        """
+        if protected is None and spans is None:
+            return cls(text, [])
         messages = arguments(text) if protected and protected.match(EXAMPLE) else []
         matches = (match.span() for match in protected.finditer(text)) if protected else ()
-        found = sorted([*(own := [*spans]), *messages, *matches])
+        found = sorted([*(own := [*(spans or ())]), *messages, *matches])
         merged: list[Span] = []
         if found and not 0 <= found[0][0] <= max(end for _, end in found) <= len(text):
             raise ValueError(f"protected spans {found!r:.100} are not all within a text of {len(text):,} characters")
@@ -81,27 +92,63 @@ class Protected:
             elif first < end:
                 merged.append((first, end))
         kept = {*merged[:MOST]} - {span for span in messages if any(a < span[1] and span[0] < b for a, b in own)}
-        return cls(text, merged[:MOST], [span for span in messages if span in kept])
+        found_all = cls(text, merged[:MOST], [span for span in messages if span in kept])
+        return replace(found_all, numbers=number_spans(found_all.rest)[:MOST])
 
     @property
     def parts(self) -> list[str]:
         return [self.text[first:end] for first, end in self.spans]
 
+    @property
+    def rest(self) -> str:
+        """The text with spaces in place of the parts."""
+        return Edits([((first, end), " " * (end - first)) for first, end in self.spans])(self.text)
+
     def intact(self, text: str) -> bool:
         """Whether ``text`` has every part as often as the source, and those that count by their order in that order."""
+        return not self.damaged(text)
+
+    def damaged(self, text: str) -> list[Span]:
+        """The spans of the parts that ``text`` has too rarely, too often or in another order."""
         if not self.spans:
-            return True
+            return []
         own, found = self.found(self.text), self.found(text)
-        return Counter(own) == Counter(found) and all(
-            [part for part in own if kind(part) == each] == [part for part in found if kind(part) == each] for each in "%{<"
-        )
+        counts = Counter(own), Counter(found)
+        wrong = {part for part in {*own, *found} if counts[0][part] != counts[1][part]}
+        kinds = [
+            each
+            for each in "%{<"
+            if [part for part in own if kind(part) == each] != [part for part in found if kind(part) == each]
+        ]
+        return [span for span, part in zip(self.spans, self.parts) if part in wrong or (kind(part) and kind(part) in kinds)]
+
+    def lost(self, text: str) -> list[Span]:
+        """The damaged parts and the numbers that ``text`` lacks."""
+        return sorted([*self.damaged(text), *self.lost_numbers(text)])
+
+    def lost_numbers(self, text: str) -> list[Span]:
+        """The spans of the numbers that ``text`` has too rarely."""
+        kept = re.sub(self.expression, "\ufffc", text) if self.spans else text
+        missing = missing_numbers(" ; ".join(self.text[slice(*span)] for span in self.numbers), kept)
+        return [span for span in self.numbers if self.text[slice(*span)] in missing]
 
     def found(self, text: str) -> list[str]:
         """The parts that a text has; of parts within others, only the others."""
-        parts = (re.escape(part) for part in sorted({*self.parts}, key=len, reverse=True))
-        alone = (rf"(?<!\w){part}" if part[:1].isalnum() else part for part in parts)
-        whole = (rf"{part}(?!{LONGER if '://' in part else LETTER})" if part[-1:].isalnum() else part for part in alone)
-        return re.findall("|".join(whole), text)
+        return re.findall(self.expression, text)
+
+    @cached_property
+    def expression(self) -> str:
+        """Matches the parts, the longest first, and none within a longer word, option or path, unless the source has it there."""
+        places: dict[str, list[int]] = {}
+        for (first, _), part in zip(self.spans, self.parts):
+            places.setdefault(part, []).append(first)
+        return "|".join(self._whole(part, places[part]) for part in sorted(places, key=len, reverse=True))
+
+    def _whole(self, part: str, places: Sequence[int]) -> str:
+        before = rf"(?<!{LETTER})" * (part[0].isalnum() or part[0] in SIGNS) + "(?<![-/.])" * (part[0] in SIGNS)
+        after = rf"(?!{LONGER if '://' in part else LETTER})" * part[-1].isalnum()
+        whole = before + re.escape(part) + after
+        return whole if all(re.compile(whole).match(self.text, place) for place in places) else re.escape(part)
 
     def masks(self) -> list[str]:
         """A word for each part that models copy, and that the source does not have."""
@@ -120,7 +167,7 @@ class Protected:
     def unmasked(self, text: str, masks: Sequence[str]) -> Edits | None:
         """The edits that put the parts into a translation in place of their masks; None unless it has each mask once."""
         whole = (
-            f"{' ?' * before}(?<!\\w){re.escape(mask)}(?!\\w){' ?' * after}"
+            f"{' ?' * before}(?<!{LETTER}){re.escape(mask)}(?!{LETTER}){' ?' * after}"
             for mask, (before, after) in zip(masks, self._joined())
         )
         places = [[match.span() for match in re.finditer(each, text)] for each in whole]
