@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_plugins.files import MESSAGE, Options, TextFile
 from specdec_plugins.text.alignment import Alignment
-from specdec_plugins.text.protected import Edits, Protected
+from specdec_plugins.text.protected import Edits, Protected, blanked
 from specdec_plugins.text.words import Span
 from specdec_plugins.translations import BESIDE, Translation
 from specdec_plugins.units import translate_units
@@ -107,7 +107,7 @@ def rebuilt(translator: "Translator", sources: Sequence[Protected], options: dic
     texts = [edit(source.text) for source, edit in zip(sources, edits)]
     results = []
     for source, edit, text, result in zip(sources, edits, texts, translator.translate(texts, **options | {"alignments": True})):
-        result = replace(result, text=re.sub(source.expression, lambda own: " " * len(own[0]), result.text))  # the model's own
+        result = replace(result, text=blanked(result.text, source.places(result.text)))  # without the model's own
         assert result.alignment is not None
         words = [edit.back(word) for word in result.alignment.source]
         back, numbers = source.inserted(result.text, replace(result.alignment, source=words))

@@ -20,7 +20,9 @@ MOST = 1000  # protected parts of a text
 UNSPACED = (
     r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # scripts that join words, or suffixes
 )
-LETTER, LONGER = rf"[^\W{UNSPACED}]", rf"(?:[^\W{UNSPACED}]|[/#=&%])"  # characters that extend a word, or an address
+LETTER = rf"[^\W{UNSPACED}]"  # extends a word
+AFTER, AFTER_ADDRESS = re.compile(LETTER), re.compile(rf"{LETTER}|[/#=&%]")
+BEFORE, BEFORE_SIGN = re.compile(LETTER), re.compile(rf"{LETTER}|[-/.]")
 SIGNS = "-/."  # begin options, paths and file names
 STEM = "X"  # of masks
 EXAMPLE = "{n, plural, other {#}}"  # what protects this protects all ICU messages
@@ -102,7 +104,7 @@ class Protected:
     @property
     def rest(self) -> str:
         """The text with spaces in place of the parts."""
-        return Edits([((first, end), " " * (end - first)) for first, end in self.spans])(self.text)
+        return blanked(self.text, self.spans)
 
     def intact(self, text: str) -> bool:
         """Whether ``text`` has every part as often as the source, and those that count by their order in that order."""
@@ -128,27 +130,36 @@ class Protected:
 
     def lost_numbers(self, text: str) -> list[Span]:
         """The spans of the numbers that ``text`` has too rarely."""
-        kept = re.sub(self.expression, "\ufffc", text) if self.spans else text
-        missing = missing_numbers(" ; ".join(self.text[slice(*span)] for span in self.numbers), kept)
+        if not self.numbers:
+            return []
+        numbers = " ; ".join(self.text[slice(*span)] for span in self.numbers)
+        missing = missing_numbers(numbers, blanked(text, self.places(text)))
         return [span for span in self.numbers if self.text[slice(*span)] in missing]
 
     def found(self, text: str) -> list[str]:
-        """The parts that a text has; of parts within others, only the others."""
-        return re.findall(self.expression, text)
+        """The parts that a text has, as `places` finds them."""
+        return [text[first:end] for first, end in self.places(text)]
+
+    def places(self, text: str) -> list[Span]:
+        """Where a text has the parts, the longer ones first; within a longer word, option or path only if the source has it so."""
+        taken = bytearray(len(text))
+        found = list[Span]()
+        for part, joined in self._joins.items():
+            first = text.find(part)
+            while first >= 0:
+                end = first + len(part)
+                if not taken[first] and not taken[end - 1] and (joined or is_whole(text, first, end)):
+                    taken[first:end] = b"\1" * len(part)
+                    found.append((first, end))
+                first = text.find(part, first + 1)
+        return sorted(found)
 
     @cached_property
-    def expression(self) -> str:
-        """Matches the parts, the longest first, and none within a longer word, option or path, unless the source has it there."""
-        places: dict[str, list[int]] = {}
-        for (first, _), part in zip(self.spans, self.parts):
-            places.setdefault(part, []).append(first)
-        return "|".join(self._whole(part, places[part]) for part in sorted(places, key=len, reverse=True))
-
-    def _whole(self, part: str, places: Sequence[int]) -> str:
-        before = rf"(?<!{LETTER})" * (part[0].isalnum() or part[0] in SIGNS) + "(?<![-/.])" * (part[0] in SIGNS)
-        after = rf"(?!{LONGER if '://' in part else LETTER})" * part[-1].isalnum()
-        whole = before + re.escape(part) + after
-        return whole if all(re.compile(whole).match(self.text, place) for place in places) else re.escape(part)
+    def _joins(self) -> dict[str, bool]:
+        """The parts, the longest first, and whether the source has one within a longer word."""
+        parts = zip(self.spans, self.parts)
+        joins = {part for span, part in parts if not is_whole(self.text, *span)}
+        return {part: part in joins for part in sorted({*self.parts}, key=len, reverse=True)}
 
     def masks(self) -> list[str]:
         """A word for each part that models copy, and that the source does not have."""
@@ -206,6 +217,20 @@ class Protected:
             spaced = last and mark != "" and not mark.isalnum() and text[at : at + 2] == f" {mark}"
             found.append(((at, at + spaced), f"{' ' * left}{self.text[first:end]}{' ' * right}"))
         return Edits(found), [number for _, number in places]
+
+
+def blanked(text: str, spans: Sequence[Span]) -> str:
+    return Edits([((first, end), " " * (end - first)) for first, end in spans])(text)
+
+
+def is_whole(text: str, first: int, end: int) -> bool:
+    """Whether a part is no piece of a longer word, option, path or address."""
+    begins = text[first]
+    before = BEFORE_SIGN if begins in SIGNS else BEFORE
+    if (begins.isalnum() or begins in SIGNS) and first and before.match(text, first - 1):
+        return False
+    after = AFTER_ADDRESS if text.find("://", first, end) >= 0 else AFTER
+    return not (text[end - 1].isalnum() and after.match(text, end))
 
 
 def kind(part: str) -> str:
