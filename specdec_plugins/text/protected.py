@@ -141,7 +141,7 @@ class Protected:
         return [text[first:end] for first, end in self.places(text)]
 
     def places(self, text: str) -> list[Span]:
-        """Where a text has the parts, the longer ones first; within a longer word, option or path only if the source has it so."""
+        """Where a text has the parts, longer ones first; within a longer word, option or path only if the source has it so."""
         taken = bytearray(len(text))
         found = list[Span]()
         for part, joined in self._joins.items():
