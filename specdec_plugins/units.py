@@ -11,7 +11,7 @@ from specdec_plugins.text.languages import two_letters
 from specdec_plugins.text.patterns import pattern
 from specdec_plugins.text.placing import Aligned, Mark, Pieces, Placed, Unit, place, unmoved
 from specdec_plugins.text.protected import Protected
-from specdec_plugins.text.sentences import sentence_spans
+from specdec_plugins.text.sentences import outlined, sentence_spans
 from specdec_plugins.text.words import Span
 from specdec_plugins.translations import SourceTooLong, Translation
 
@@ -95,14 +95,18 @@ def parts_of(unit: Unit, language: str, most: int) -> Iterator[Part]:
     text, marks = unit.text, list(enumerate(unit.marks))
     trimmed = (len(text) - len(text.lstrip()), len(text.rstrip()))
     found = [trimmed] if unit.whole and text.strip() else []
+    code = [(mark.start, mark.end) for mark in unit.marks if mark.start < mark.end]
+    links = [(mark.start, unit.marks[mark.partner].start) for n, mark in marks if mark.link and mark.partner and mark.partner > n]
+    names = [] if unit.whole else [match.span() for match in PLACEHOLDERS.finditer(text)]
+    outline = text if unit.whole else outlined(text, code + names, links)
     for start, line in () if unit.whole else lines_of(text) if unit.lines else [(0, text)]:
-        found += [(start + first, start + last) for first, last in sentence_spans(line, language, most)]
-    code = [mark for _, mark in marks if mark.start < mark.end]
-    ends = [mark.end for mark in code]
+        sentences = sentence_spans(outline[start : start + len(line)], language, most)
+        found += [(start + first, start + last) for first, last in sentences]
+    ends = [end for _, end in code]
     spans: list[Span] = []
     for start, end in found:
         over = code[(at := bisect_right(ends, spans[-1][1])) : at + 1] if spans else []
-        if over and over[0].start < start:  # code that holds the end of a sentence
+        if over and over[0][0] < start:  # code that holds the end of a line
             start = spans.pop()[0]
         spans.append((start, end))
     owners: list[float] = []

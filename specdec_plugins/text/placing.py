@@ -18,12 +18,13 @@ Pieces = list[str | int]  # text, and indices of marks
 class Mark:
     """An inline tag between characters ``start`` and ``end`` of a text, which are equal unless it replaces text, such as code.
 
-    ``partner`` is the index of the tag that closes or opens it; without one, it stands alone.
+    ``partner`` is the index of the tag that closes or opens it; without one, it stands alone. ``link``: its text is a link's.
     """
 
     start: int
     end: int
     partner: int | None = None
+    link: bool = False
 
 
 @dataclass(frozen=True)
