@@ -84,10 +84,14 @@ def translate_first_units(
 
 
 def protected(part: Part, placeholders: bool) -> list[Span] | None:
-    """What a translation must contain unchanged: text that tags replace, and placeholders; None for neither."""
+    """What a translation must contain unchanged: text that tags replace, and ``placeholders``, except in lines of plain text.
+
+    None where it need not keep numbers either.
+    """
     code = [(mark.start, mark.end) for _, mark in part.marks if mark.start < mark.end]
-    found = [match.span() for match in PLACEHOLDERS.finditer(part.text)] if placeholders and not part.whole else None
-    return code if found is None and code else None if found is None else code + found
+    if part.whole or not placeholders:
+        return code or None
+    return code + [match.span() for match in PLACEHOLDERS.finditer(part.text)]
 
 
 def parts_of(unit: Unit, language: str, most: int) -> Iterator[Part]:

@@ -5,8 +5,8 @@ Knows no model: `protection.py` translates.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 
@@ -94,8 +94,8 @@ class Protected:
             elif first < end:
                 merged.append((first, end))
         kept = {*merged[:MOST]} - {span for span in messages if any(a < span[1] and span[0] < b for a, b in own)}
-        found_all = cls(text, merged[:MOST], [span for span in messages if span in kept])
-        return replace(found_all, numbers=number_spans(found_all.rest)[:MOST])
+        spans = merged[:MOST]
+        return cls(text, spans, [span for span in messages if span in kept], number_spans(blanked(text, merged))[:MOST])
 
     @property
     def parts(self) -> list[str]:
@@ -117,12 +117,8 @@ class Protected:
         own, found = self.found(self.text), self.found(text)
         counts = Counter(own), Counter(found)
         wrong = {part for part in {*own, *found} if counts[0][part] != counts[1][part]}
-        kinds = [
-            each
-            for each in "%{<"
-            if [part for part in own if kind(part) == each] != [part for part in found if kind(part) == each]
-        ]
-        return [span for span, part in zip(self.spans, self.parts) if part in wrong or (kind(part) and kind(part) in kinds)]
+        swapped = {sign for sign in "%{<" if [*of_kind(sign, own)] != [*of_kind(sign, found)]}
+        return [span for span, part in zip(self.spans, self.parts) if part in wrong or kind(part) in swapped]
 
     def lost(self, text: str) -> list[Span]:
         """The damaged parts and the numbers that ``text`` lacks."""
@@ -231,6 +227,10 @@ def is_whole(text: str, first: int, end: int) -> bool:
         return False
     after = AFTER_ADDRESS if text.find("://", first, end) >= 0 else AFTER
     return not (text[end - 1].isalnum() and after.match(text, end))
+
+
+def of_kind(sign: str, parts: Sequence[str]) -> Iterator[str]:
+    return (part for part in parts if kind(part) == sign)
 
 
 def kind(part: str) -> str:
