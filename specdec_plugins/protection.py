@@ -3,8 +3,8 @@
 A sentence is translated as it is: models that know its kind of text copy most placeholders themselves, and no word of those
 outputs changes. If a part is missing, doubled or altered, or a number is missing, the sentence is translated again with a mask in
 the place of each part and of that number. If the model does not write each mask exactly once, it translates the rest, and the
-word alignment says where the parts go. So parts are kept by construction, and outputs depend on the verifier alone, not on
-drafts. The branches of ICU messages, which are kept like other parts, are then translated by themselves.
+word alignment says where the parts and all numbers go. So parts are kept by construction, and outputs depend on the verifier
+alone, not on drafts. The branches of ICU messages, which are kept like other parts, are then translated by themselves.
 """
 
 import re
@@ -39,7 +39,11 @@ def translate_protected(
     options = options | {"too_long": "truncate"}
     for again in (masked, rebuilt):
         wanted = ([] if each.shortened else source.lost(each.text) for source, each in zip(sources, results))
-        due = {n: replace(sources[n], spans=sorted({*sources[n].spans, *spans})) for n, spans in enumerate(wanted) if spans}
+        due = {
+            n: sources[n].with_numbers(spans if again is masked else sources[n].numbers)
+            for n, spans in enumerate(wanted)
+            if spans
+        }
         found = again(translator, [*due.values()], chosen(options, [*due])) if due else []
         for n, result in zip(due, found):
             results[n] = result or results[n]

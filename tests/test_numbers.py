@@ -85,8 +85,8 @@ def test_they_are_reported(tmp_path, capsys):
     assert [each["missing_numbers"] for each in records] == [["6"], []] * 7 and records[0]["text"] == result.text
     said = capsys.readouterr().err
     shown = "; ".join(f"{text}, line {number} (6)" for number in (1, 3, 5, 7, 9))
-    assert f"7 outputs lack numbers of the source: {shown}; ...\n" in said
+    assert f"7 outputs lack numbers or names of the source: {shown}; ...\n" in said
     markdown = tmp_path / "a.md"
     markdown.write_text(f"# Title\n\n{line}\n")
     assert translate.main(["--model", str(DOCS), str(markdown), "-o", str(out), "--threads", "1", "--dtype", "int8"]) == 0
-    assert f"1 output lacks numbers of the source: {markdown}, line 3 (6)\n" in capsys.readouterr().err
+    assert f"1 output lacks numbers or names of the source: {markdown}, line 3 (6)\n" in capsys.readouterr().err

@@ -6,7 +6,7 @@ Knows no model: `protection.py` translates.
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 
@@ -105,6 +105,10 @@ class Protected:
     def rest(self) -> str:
         """The text with spaces in place of the parts."""
         return blanked(self.text, self.spans)
+
+    def with_numbers(self, numbers: Iterable[Span]) -> "Protected":
+        """The same with some of its numbers among the parts, which are kept as they are."""
+        return replace(self, spans=sorted({*self.spans, *numbers}), messages=(), numbers=())
 
     def intact(self, text: str) -> bool:
         """Whether ``text`` has every part as often as the source, and those that count by their order in that order."""

@@ -15,7 +15,7 @@ SHOWN = 5  # places of outputs that lack numbers
 
 @dataclass
 class Missing:
-    """The outputs that lack numbers of their sources: how many, and the first ones."""
+    """The outputs that lack numbers, or names, of their sources: how many, and the first ones."""
 
     count: int = 0
     first: list[str] = field(default_factory=list)
@@ -26,7 +26,7 @@ class Missing:
 
     def __str__(self) -> str:
         lack = "output lacks" if self.count == 1 else "outputs lack"
-        return f"{self.count:,} {lack} numbers of the source: {'; '.join(self.first)}" + "; ..." * (self.count > SHOWN)
+        return f"{self.count:,} {lack} numbers or names of the source: {'; '.join(self.first)}" + "; ..." * (self.count > SHOWN)
 
 
 def summary(settings: Settings, stats: "DecodeStats", seconds: float, missing: Missing | None = None) -> list[str]:
