@@ -19,6 +19,7 @@ DATE = re.compile(
     r"(?<![0-9.,/-])(?:[0-9]{4}([-./])[0-9]{1,2}\1[0-9]{1,2}|[0-9]{1,2}([./-])[0-9]{1,2}\2[0-9]{4})"
     r"(?![0-9]|[./-][0-9])"
 )
+SEPARATOR, LISTED = re.compile(rf"([.,'’{SPACES}])"), re.compile(rf"[,{SPACES}]")
 FOREIGN = re.compile(r"[^\D0-9]")  # decimal digits of other scripts
 SUFFIX = re.compile("[a-zè]{1,3}")
 CENTURY = re.compile(r"\b[IVX]+(?:e|ème)?\b")
@@ -54,7 +55,8 @@ def missing_numbers(source: str, text: str, language: str | None = None) -> list
     written = {number for number in range(SMALL + 1) if words and words[number].search(text)}
     century = CENTURY.search(text)
     for match in NUMBER.finditer(text):
-        left.update({*readings(match[0]), *re.split(rf"[,{SPACES}]", match[0])})  # (5,15) for (5, 15)
+        for reading in {*readings(match[0]), *LISTED.split(match[0])}:  # (5,15) for (5, 15)
+            left[reading] += 1
     for token, suffix in numbers(source):
         parts = token.split()
         if key := next((each for each in readings(token) if left[each]), None):
@@ -82,12 +84,14 @@ def numbers(text: str) -> Iterator[tuple[str, str]]:
 
 def readings(number: str) -> list[str]:
     """What a spelling may mean, each as digits with at most one full stop: 1,234 is 1234 or 1.234. A version is itself."""
-    parts = re.split(rf"[.,'’{SPACES}]", number)
+    if number.isdecimal():
+        return [plain(number)]
+    split = SEPARATOR.split(number)
+    parts, marks = split[::2], split[1::2]
     *whole, last = parts
     thousands = len(parts[0]) <= 3 and parts[0][0] != "0" and all(len(part) == 3 for part in parts[1:])
-    found = [plain("".join(parts))] if thousands or not whole else []
-    marks = re.findall(rf"[.,'’{SPACES}]", number)
-    if whole and marks[-1] in ".," and marks[-1] not in marks[:-1] and all(len(part) == 3 for part in whole[1:]):
+    found = [plain("".join(parts))] if thousands else []
+    if marks[-1] in ".," and marks[-1] not in marks[:-1] and all(len(part) == 3 for part in whole[1:]):
         found.append(f"{plain(''.join(whole))}.{last}")
     return found or [number]
 
