@@ -2,7 +2,7 @@
 
     python benchmarks/text.py --model data/docs.en-fr --corpus TEXT [--files '*.md' ...] [--beam N] [PART ...]
 
-TEXT has valid.en, test.en, train.en.gz and so on. PARTs are protection, markup, terms and alignments.
+TEXT has valid.en, test.en, train.en.gz and so on. PARTs are protection, names, markup, terms and alignments.
 """
 
 import argparse
@@ -25,7 +25,8 @@ from specdec_plugins.formats.spec import Heads
 from specdec_plugins.text.alignment import numbered
 from specdec_plugins.text.glossary import Found, Glossary, Term, missing
 from specdec_plugins.text.lines import read_lines
-from specdec_plugins.text.patterns import pattern
+from specdec_plugins.text.numbers import NUMBER, missing_numbers
+from specdec_plugins.text.patterns import PATTERNS, pattern
 from specdec_plugins.text.placing import Aligned, Mark, Placed, Unit, place
 from specdec_plugins.text.protected import Protected
 from specdec_plugins.translations import Translation
@@ -304,7 +305,41 @@ def once(parts: Protected, unit: Unit, placed: Placed) -> bool:
     return sorted(each for each in placed.pieces if isinstance(each, int)) == [*range(len(unit.marks))] and parts.intact(whole)
 
 
-TASKS = {task.__name__: task for task in (protection, markup, terms, alignments)}
+def names(translator: Translator, corpus: Path, draw: random.Random) -> None:
+    """Segments whose placeholders, names and numbers come through: of the model, with protection, and of the references."""
+    for split in ("valid", "test"):
+        source, reference = read(corpus / f"{split}.en"), read(corpus / f"{split}.fr")
+        plain, seconds = timed(lambda lines=source: translator.translate(lines))  # type: ignore[misc]
+        kept, more = timed(lambda lines=source: translator.translate(lines, protect=ALL))  # type: ignore[misc]
+        print(f"names: {split}, {len(source):,} segments; {seconds:.1f}, {more:.1f} s")
+        sides = plain, kept, reference
+        for name, members in OF_PATTERNS.items():
+            expression = re.compile("|".join(PATTERNS[each] for each in members))
+            own = [Protected.of(line, expression) for line in source]
+            count(name, [[each.intact(text) for each, text in zip(own, side) if each.spans] for side in sides])
+        numbered = [(line, texts) for line, *texts in zip(source, *sides) if NUMBER.search(line)]
+        count("numbers", [[not missing_numbers(line, texts[side], "fr") for line, texts in numbered] for side in range(3)])
+        own = [Protected.of(line, ALL) for line in source]
+        count("any", [[not each.lost(text) for each, text in zip(own, side) if each.spans or each.numbers] for side in sides])
+        changed = [one != other for one, other in zip(plain, kept)]
+        for label, side in (("plain", plain), ("protected", kept)):
+            scores = bleu(side, reference, [True] * len(source)), bleu(side, reference, changed)
+            print(f"  {label:9} BLEU {scores[0]}, of the {sum(changed)} that change {scores[1]}")
+
+
+OF_PATTERNS = {
+    "placeholders": ("code", "tag", "url", "e-mail", "mustache", "icu", "python", "printf"), "shell": ("shell",),
+    "options": ("option",), "paths": ("absolute path", "relative path", "drive", "hidden file"),
+    "names": ("call", "member", "underscores", "dots", "digits", "capitals"), "hexadecimal": ("hexadecimal",),
+    "versions": ("version",),
+}  # fmt: skip
+
+
+def count(name: str, sides: Sequence[Sequence[bool]]) -> None:
+    print(f"  {name:14} {len(sides[0]):5,}: {', '.join(f'{sum(side):,}' for side in sides)} intact")
+
+
+TASKS = {task.__name__: task for task in (protection, names, markup, terms, alignments)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

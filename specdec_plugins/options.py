@@ -43,9 +43,10 @@ class CallOptions:
     max_length: int | None = count(None, "most tokens of an output as transformers counts, with the one before the first")
     alignments: bool = option(False, "fill in Translation.alignment")
     word_scores: bool = option(False, "fill in Translation.word_scores")
-    protect: re.Pattern[str] | None = option(None, "outputs contain unchanged what this matches (text/patterns.py)",
+    protect: re.Pattern[str] | None = option(None, "outputs contain unchanged what this matches (text/patterns.py), and numbers",
                                              kind=re.Pattern)  # fmt: skip
-    protected: Sequence[Sequence[Span]] | None = option(None, "and these spans of characters of each sentence", kind=Sequence)
+    protected: Sequence[Sequence[Span] | None] | None = option(None, "and these spans of characters of each sentence",
+                                                               kind=Sequence)  # fmt: skip
     glossary: Glossary | None = option(None, "outputs use its terms", kind=Glossary)
     beginnings: Sequence[str] | None = option(None, "texts that the outputs begin with", kind=Sequence)
 
@@ -115,7 +116,7 @@ class TranslateOptions(RequestSettings, total=False):
     alignments: bool
     word_scores: bool
     protect: re.Pattern[str] | None
-    protected: Sequence[Sequence[Span]] | None
+    protected: Sequence[Sequence[Span] | None] | None
     glossary: Glossary | None
     beginnings: Sequence[str] | None
 

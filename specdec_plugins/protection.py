@@ -1,10 +1,10 @@
 """Translations that keep parts of their source, such as placeholders, exactly once.
 
 A sentence is translated as it is: models that know its kind of text copy most placeholders themselves, and no word of those
-outputs changes. If a part is missing, doubled or altered, the sentence is translated again with a mask in the place of each part.
-If the model does not write each mask exactly once, it translates the rest, and the word alignment says where the parts go. So
-parts are kept by construction, and outputs depend on the verifier alone, not on drafts. The branches of ICU messages, which are
-kept like other parts, are then translated by themselves.
+outputs changes. If a part is missing, doubled or altered, or a number is missing, the sentence is translated again with a mask in
+the place of each part and of that number. If the model does not write each mask exactly once, it translates the rest, and the
+word alignment says where the parts and all numbers go. So parts are kept by construction, and outputs depend on the verifier
+alone, not on drafts. The branches of ICU messages, which are kept like other parts, are then translated by themselves.
 """
 
 import re
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from specdec_plugins.files import MESSAGE, Options, TextFile, Unreadable
 from specdec_plugins.text.alignment import Alignment
 from specdec_plugins.text.placing import Placed
-from specdec_plugins.text.protected import Edits, Protected
+from specdec_plugins.text.protected import Edits, Protected, blanked
 from specdec_plugins.text.words import Span
 from specdec_plugins.translations import BESIDE, Translation
 from specdec_plugins.units import translate_units
@@ -29,7 +29,8 @@ SHARED = ("batch_size", "max_tokens", "max_length", "too_long", "glossary")  # o
 
 
 def translate_protected(
-    translator: "Translator", sentences: Sequence[str], protect: re.Pattern[str] | None, protected: Sequence[Sequence[Span]],
+    translator: "Translator", sentences: Sequence[str], protect: re.Pattern[str] | None,
+    protected: Sequence[Sequence[Span] | None],
     options: dict[str, Any],
 ) -> list[Translation]:  # fmt: skip
     """Translate with the options of `Translator.translate`. Raises ValueError for several outputs a sentence."""
@@ -38,8 +39,13 @@ def translate_protected(
     results = translator.translate([source.text for source in sources], **options)
     options = options | {"too_long": "truncate"}
     for again in (masked, rebuilt):
-        due = [n for n, each in enumerate(results) if not each.shortened and not sources[n].intact(each.text)]
-        found = again(translator, [sources[n] for n in due], chosen(options, due)) if due else []
+        wanted = ([] if each.shortened else source.lost(each.text) for source, each in zip(sources, results))
+        due = {
+            n: sources[n].with_numbers(spans if again is masked else sources[n].numbers)
+            for n, spans in enumerate(wanted)
+            if spans
+        }
+        found = again(translator, [*due.values()], chosen(options, [*due])) if due else []
         for n, result in zip(due, found):
             results[n] = result or results[n]
     groups: dict[tuple[str | None, ...], list[int]] = {}
@@ -47,12 +53,12 @@ def translate_protected(
         if sources[n].messages and not result.shortened:
             each = (value if isinstance(value := options[name], str | None) else value[n] for name in LANGUAGES)
             groups.setdefault(tuple(each), []).append(n)
-    for languages, due in groups.items():
+    for languages, own in groups.items():
         choices = {name: options[name] for name in SHARED} | dict(zip(LANGUAGES, languages)) | {"protect": protect}
-        found = branched(translator, [sources[n] for n in due], [results[n] for n in due], choices)
-        for n, result in zip(due, found):
+        for n, result in zip(own, branched(translator, [sources[n] for n in own], [results[n] for n in own], choices)):
             results[n] = result
-    return results
+    asked = options["target_lang"]
+    return translator.counted(sentences, results, [asked] * len(sentences) if isinstance(asked, str | None) else asked)
 
 
 def branched(
@@ -114,8 +120,7 @@ def rebuilt(translator: "Translator", sources: Sequence[Protected], options: dic
     texts = [edit(source.text) for source, edit in zip(sources, edits)]
     results = []
     for source, edit, text, result in zip(sources, edits, texts, translator.translate(texts, **options | {"alignments": True})):
-        for part in source.parts:  # the model's own
-            result = replace(result, text=result.text.replace(part, " " * len(part)))
+        result = replace(result, text=blanked(result.text, source.places(result.text)))  # without the model's own
         assert result.alignment is not None
         words = [edit.back(word) for word in result.alignment.source]
         back, numbers = source.inserted(result.text, replace(result.alignment, source=words))

@@ -28,6 +28,7 @@ class Translation:
     beam_score: float | None = None  # by the rules of a beam search
     alignment: Alignment | None = None  # of the words of the source and of ``text``; None: not asked for
     unplaced: list[str] = field(default_factory=list)  # terms of the glossary whose translations the text lacks
+    missing_numbers: list[str] = field(default_factory=list)  # numbers of the source, as it spells them, that the text lacks
     word_scores: list[float] = field(default_factory=list)  # nats: the means of ``text.split()``; empty: not asked for
 
     @property

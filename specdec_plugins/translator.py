@@ -45,6 +45,8 @@ from specdec_plugins.settings import WHOLE, OptionError, Settings
 from specdec_plugins.terms import translate_terms
 from specdec_plugins.text.agreement import most_agreed
 from specdec_plugins.text.codec import Encoded, NoLanguage
+from specdec_plugins.text.languages import two_letters
+from specdec_plugins.text.numbers import missing_numbers
 from specdec_plugins.translations import BESIDE, Source, SourceTooLong, Translation
 
 __all__ = ["SourceTooLong", "Translation", "Translator"]
@@ -138,10 +140,12 @@ class Translator:
             if options.glossary is not None and options.protect is None and protected is None:
                 return translate_terms(self, sentences, options.glossary, rest)
             rest["glossary"] = options.glossary
-            return translate_protected(self, sentences, options.protect, protected or [[]] * count, rest)
+            return translate_protected(self, sentences, options.protect, protected or [None] * count, rest)
         began, busy = time.perf_counter(), sum(self.stats.seconds.values())
         languages = list(zip(*(self._each(each, count) for each in (options.source_lang, options.target_lang))))
         results = (self._lines if self.settings.windows is None else self._documents)(sentences, languages, options)
+        if not options.tokenized:
+            results = self.counted(sentences, results, [target for _, target in languages])
         if drawn := self.settings.mbr:
             groups = [results[start : start + drawn] for start in range(0, len(results), drawn)]
             results = [group[most_agreed([result.text for result in group])] for group in groups]
@@ -192,6 +196,17 @@ class Translator:
         records = [[{"translation_text": one.text} for one in (each if isinstance(each, list) else [each])] for each in found]
         listed = isinstance(found[0], list) and not isinstance(text, str) if found else False
         return records if listed else [*chain(*records)]
+
+    def counted(
+        self, sentences: Sequence[str], results: Sequence[Translation], languages: Sequence[str | None]
+    ) -> list[Translation]:  # fmt: skip
+        """The results, one or several for each sentence, with the numbers that they lack."""
+        each, usual, found = len(results) // max(1, len(sentences)), self.pair.config.target_lang, list[Translation]()
+        for n, result in enumerate(results):
+            lang = languages[n // each] or usual
+            missing = [] if result.shortened else missing_numbers(sentences[n // each], result.text, two_letters(lang))
+            found.append(replace(result, missing_numbers=missing) if missing or result.missing_numbers else result)
+        return found
 
     @staticmethod
     def _each(value: Languages, count: int) -> Sequence[str | None]:

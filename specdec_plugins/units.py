@@ -10,7 +10,8 @@ from specdec_plugins.text.alignment import words_of
 from specdec_plugins.text.languages import two_letters
 from specdec_plugins.text.patterns import pattern
 from specdec_plugins.text.placing import Aligned, Mark, Pieces, Placed, Unit, place, unmoved
-from specdec_plugins.text.sentences import sentence_spans
+from specdec_plugins.text.protected import Protected
+from specdec_plugins.text.sentences import outlined, sentence_spans
 from specdec_plugins.text.words import Span
 from specdec_plugins.translations import SourceTooLong, Translation
 
@@ -35,8 +36,13 @@ class Part:
     lines: int = 1
 
 
-def translate_units(translator: "Translator", units: Sequence[Unit], **choices: Any) -> list[Placed | None]:
-    """Translate units; None where a sentence was too long and skipped. Raises SourceTooLong with the unit's index."""
+def translate_units(
+    translator: "Translator", units: Sequence[Unit], placeholders: bool = True, **choices: Any
+) -> list[Placed | None]:  # fmt: skip
+    """Translate units; None where a sentence was too long and skipped. Raises SourceTooLong with the unit's index.
+
+    ``placeholders``: protect what `PLACEHOLDERS` matches, except in units that are whole.
+    """
     lang = choices.get("source_lang") or translator.pair.config.source_lang
     language, most = two_letters(lang) or lang, min(LONGEST, translator.max_source // 3)
     settings = translator.settings
@@ -56,7 +62,7 @@ def translate_units(translator: "Translator", units: Sequence[Unit], **choices: 
         chosen = [n for n, (_, part) in enumerate(sentences) if bool(part.marks) == tags]
         parts = [sentences[n][1] for n in chosen]
         choices |= {"alignments": True} if tags and aligns else {}
-        choices |= {"protected": [protected(part) for part in parts]} if protects else {}
+        choices |= {"protected": [protected(part, placeholders) for part in parts]} if protects else {}
         try:
             found = translator.translate([part.text.translate(SPACES) for part in parts], **choices) if chosen else []
         except SourceTooLong as error:
@@ -66,7 +72,7 @@ def translate_units(translator: "Translator", units: Sequence[Unit], **choices: 
     if faults:
         raise min(faults, key=lambda fault: fault.index)
     ordered = (results[n] for n in range(len(sentences)))
-    return [placed(parts, [next(ordered) for part in parts if part.sentence]) for parts in split]
+    return [placed(parts, [next(ordered) for part in parts if part.sentence], protects and placeholders) for parts in split]
 
 
 def translate_first_units(
@@ -79,10 +85,15 @@ def translate_first_units(
         return translate_units(translator, units[: error.index], **choices), error
 
 
-def protected(part: Part) -> list[Span]:
-    """What a translation must contain unchanged: text that tags replace, and placeholders, except in lines of plain text."""
-    placeholders = [] if part.whole else [match.span() for match in PLACEHOLDERS.finditer(part.text)]
-    return [(mark.start, mark.end) for _, mark in part.marks if mark.start < mark.end] + placeholders
+def protected(part: Part, placeholders: bool) -> list[Span] | None:
+    """What a translation must contain unchanged: text that tags replace, and ``placeholders``, except in lines of plain text.
+
+    None where it need not keep numbers either.
+    """
+    code = [(mark.start, mark.end) for _, mark in part.marks if mark.start < mark.end]
+    if part.whole or not placeholders:
+        return code or None
+    return code + [match.span() for match in PLACEHOLDERS.finditer(part.text)]
 
 
 def parts_of(unit: Unit, language: str, most: int) -> Iterator[Part]:
@@ -90,14 +101,18 @@ def parts_of(unit: Unit, language: str, most: int) -> Iterator[Part]:
     text, marks = unit.text, list(enumerate(unit.marks))
     trimmed = (len(text) - len(text.lstrip()), len(text.rstrip()))
     found = [trimmed] if unit.whole and text.strip() else []
+    code = [(mark.start, mark.end) for mark in unit.marks if mark.start < mark.end]
+    links = [(mark.start, unit.marks[mark.partner].start) for n, mark in marks if mark.link and mark.partner and mark.partner > n]
+    names = [] if unit.whole else [match.span() for match in PLACEHOLDERS.finditer(text)]
+    outline = text if unit.whole else outlined(text, code + names, links)
     for start, line in () if unit.whole else lines_of(text) if unit.lines else [(0, text)]:
-        found += [(start + first, start + last) for first, last in sentence_spans(line, language, most)]
-    code = [mark for _, mark in marks if mark.start < mark.end]
-    ends = [mark.end for mark in code]
+        sentences = sentence_spans(outline[start : start + len(line)], language, most)
+        found += [(start + first, start + last) for first, last in sentences]
+    ends = [end for _, end in code]
     spans: list[Span] = []
     for start, end in found:
         over = code[(at := bisect_right(ends, spans[-1][1])) : at + 1] if spans else []
-        if over and over[0].start < start:  # code that holds the end of a sentence
+        if over and over[0][0] < start:  # code that holds the end of a line
             start = spans.pop()[0]
         spans.append((start, end))
     owners: list[float] = []
@@ -155,9 +170,21 @@ def has_letters(text: str, marks: Sequence[tuple[int, Mark]]) -> bool:
     return any(isinstance(piece, str) and any(map(str.isalpha, piece)) for piece in unmoved(text, marks))
 
 
-def placed(parts: Sequence[Part], results: Sequence[Translation]) -> Placed | None:
-    """A unit's translation from those of its sentences."""
+def source_of(part: Part) -> Protected:
+    return Protected.of(part.text, None if part.whole else PLACEHOLDERS, protected(part, False))
+
+
+def lost(part: Part, text: str) -> list[str]:
+    """The placeholders of a sentence that a translation lacks; text that tags replace comes with these."""
+    code = protected(part, False) or []
+    damaged = source_of(part).damaged(text)
+    return [part.text[first:end] for first, end in damaged if not any(start < end and first < stop for start, stop in code)]
+
+
+def placed(parts: Sequence[Part], results: Sequence[Translation], kept: bool) -> Placed | None:
+    """A unit's translation from those of its sentences; ``kept``: these have all placeholders."""
     pieces: Pieces = []
+    missing, same = list[str](), False
     changed, confidence, rest = False, 1.0, iter(results)
     for part in parts:
         result = next(rest) if part.sentence else None
@@ -171,7 +198,10 @@ def placed(parts: Sequence[Part], results: Sequence[Translation]) -> Placed | No
             pieces += place(part.text, part.marks, aligned(part.text, result)) if part.marks else [result.text]
         if result is not None:
             confidence = min(confidence, result.confidence)
-    return Placed(pieces, changed, confidence, [term for result in results for term in result.unplaced])
+            missing += [*result.missing_numbers, *lost(part, result.text) * (not kept)]
+            same = same or (not changed and any(map(str.isalpha, source_of(part).rest)))
+    unplaced = [term for result in results for term in result.unplaced]
+    return Placed(pieces, changed, confidence, unplaced, missing, same and not changed)
 
 
 def wrapped(text: str, lines: int) -> str:

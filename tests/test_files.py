@@ -21,9 +21,10 @@ from specdec_plugins.text.compressed import compress, open_read
 from specdec_plugins.text.endings import LANGUAGES_TOO, STRUCTURED, is_lines
 from specdec_plugins.text.languages import _CODES, _PARTS
 from specdec_plugins.text.lines import read_lines
+from specdec_plugins.text.numbers import missing_numbers
 from specdec_plugins.text.placing import Placed, Unit
 from specdec_plugins.translations import SourceTooLong, Translation
-from specdec_plugins.units import translate_units
+from specdec_plugins.units import PLACEHOLDERS, translate_units
 
 NAMES = ("txt", "md", "html", "po", "xlf", "json", "srt", "vtt", "csv", "tsv")
 WORDS = ["the", "red", "house", "of", "Mr.", "Smith", "isn't", "far", "away;", "go", "there", "naïve", "東京", "e.g.", "now"]
@@ -44,7 +45,11 @@ class Fake:
     def translate(self, texts, **choices):
         self.seen += texts
         texts = [" ".join(text.split()) for text in texts]
-        return [Translation(self.function(text), text.split(), token_scores=[-0.1]) for text in texts]
+        outputs = [(text, self.function(text)) for text in texts]
+        return [
+            Translation(output, text.split(), token_scores=[-0.1], missing_numbers=missing_numbers(text, output, "fr"))
+            for text, output in outputs
+        ]
 
 
 def translated(source, name, function=str, told=TOLD, markup=None, least=0.0):
@@ -200,7 +205,8 @@ def test_an_identical_translation_changes_nothing(name):
         if name in ("po", "xlf"):  # what had no translation has one now, and then no other
             assert translated(found, name, str.upper) == found
             filled = r'(?<=msgstr )".*?"\n|(?<=\] )".*?"\n' if name == "po" else r"\s*(<target[^>]*/>|<target.*?</target>)"
-            left = [re.sub(filled, "", each.replace("\r", ""), flags=re.S) for each in (source, found)]
+            review = "#, fuzzy\n" if name == "po" else ' state="initial" subState="specdec:needs-review"'
+            left = [re.sub(filled, "", each.replace("\r", ""), flags=re.S) for each in (source, found.replace(review, ""))]
             assert left[0] == left[1]
         else:
             assert found == source
@@ -289,6 +295,30 @@ def test_targets_say_what_state_they_are_in():
         )
 
 
+@pytest.mark.parametrize(
+    "text, translation, doubtful",
+    [
+        ("Open the file", "Open the file", True),
+        ("Open 1.35 files", "Ouvrez 1,35 fichiers", False),
+        ("Open 1.35 files", "Ouvrez des fichiers", True),
+        ("Open 3 files", "Ouvrez trois fichiers", False),
+        ("Open {name} now", "Ouvrez {name}", False),
+        ("Open {name} now", "Ouvrez {nom}", True),
+        ("Open docs/a.md in $HOME", "Ouvrez docs/a.md dans $HOME", False),
+        ("Open docs/a.md in $HOME", "Ouvrez docs/a.md dans HOME", True),
+        ("%s: README.md", "%s: README.md", False),  # nothing to translate
+    ],
+)
+def test_what_is_unchanged_or_lost_needs_review(text, translation, doubtful):
+    """In PO and XLIFF, whatever the confidence."""
+    new = translated(f'msgid "{text}"\nmsgstr ""\n', "po", lambda each: translation)
+    assert new.startswith("#, fuzzy\n") == doubtful and f'msgstr "{translation}"' in new
+    unit = f"<xliff><trans-unit><source>{text}</source></trans-unit></xliff>"
+    assert ("needs-review-translation" in translated(unit, "xlf", lambda each: translation)) == doubtful
+    segment = f'<xliff><unit><segment state="initial"><source>{text}</source></segment></unit></xliff>'
+    assert ("needs-review" in translated(segment, "xlf", lambda each: translation)) == doubtful
+
+
 def test_po_entries_are_filled_and_doubtful_ones_are_fuzzy():
     polib = pytest.importorskip("polib")
     for source in cases("po"):
@@ -300,7 +330,9 @@ def test_po_entries_are_filled_and_doubtful_ones_are_fuzzy():
                 assert (filled, marked) == (entry, entry)
             else:
                 assert (filled.msgstr or filled.msgstr_plural[0]).split() == entry.msgid.swapcase().split()
-                assert marked.fuzzy and set(entry.flags) | {"fuzzy"} == set(marked.flags) and not filled.fuzzy
+                assert marked.fuzzy and set(entry.flags) | {"fuzzy"} == set(marked.flags)
+                damaged = any(map(PLACEHOLDERS.search, (entry.msgid, entry.msgid_plural)))  # they are in another case
+                assert filled.fuzzy == (damaged or entry.msgid.swapcase() == entry.msgid)
 
 
 def test_po_entries_of_unusual_form():

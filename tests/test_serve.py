@@ -158,6 +158,15 @@ def test_a_glossary_in_a_request(served):
         assert status == 400 and said in content["error"], content
 
 
+def test_missing_numbers_are_named(served):
+    """The caption pair loses what it has never read."""
+    texts = ["A dog runs 123456789.25 times around the 98765 houses of 4321.", "Two dogs run."]
+    own = translator(Settings(threads=1)).translate(texts)
+    found = [each["outputs"][0] for each in served.post(text=texts)[1]["results"]]
+    assert own[0].missing_numbers and found[0]["missing_numbers"] == own[0].missing_numbers
+    assert not own[1].missing_numbers and "missing_numbers" not in found[1]
+
+
 def outputs_of(answer):
     assert answer[0] == 200, answer
     return [output for result in answer[1]["results"] for output in result["outputs"]]

@@ -30,12 +30,12 @@ from specdec_plugins.commands.translation.answers import FORMATS, Answerer, Answ
 from specdec_plugins.commands.translation.files import Files, is_folder, output_of, unit_answerer
 from specdec_plugins.commands.translation.inputs import Buffer, Inputs, read_buffers
 from specdec_plugins.commands.translation.output import Output
-from specdec_plugins.commands.translation.summary import summary
+from specdec_plugins.commands.translation.summary import Missing, summary
 from specdec_plugins.files import MARKUP, format_of
 from specdec_plugins.formats.errors import printable
 from specdec_plugins.settings import SCORED, UNTRAINED, Fault, Option, OptionError, Settings, option_of
-from specdec_plugins.text.glossary import Glossary
 from specdec_plugins.text.endings import is_lines
+from specdec_plugins.text.glossary import Glossary
 from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES, LineReader, count_line_ends
 from specdec_plugins.text.patterns import pattern
 from specdec_plugins.workers import Workers
@@ -115,8 +115,9 @@ def add_options(groups: dict[str, argparse._ArgumentGroup]) -> None:
          help="unreadable files, lines that are too long or not text: stop, or report and skip them (default: stop)")  # fmt: skip
     text("--alignments", action="store_true",
          help="source-target word numbers, from 0: ' ||| 0-0 1-2' after a text, a field of json, A lines of fairseq")  # fmt: skip
-    text("--protect", action="store_true",
-         help="keep placeholders, tags, URLs, addresses and code in backticks unchanged, as often as in the source")  # fmt: skip
+    text("--protect", action=argparse.BooleanOptionalAction,
+         help="keep placeholders, tags, URLs, paths, names and options of programs, and code unchanged, and numbers in any "
+         "spelling (default: in files of other formats than lines)")  # fmt: skip
     text("--protect-pattern", metavar="REGEX", help="--protect, also what this expression matches")
     text(
         "--glossary", metavar="FILE", help="terms to use, one per line: source, tab, target, optionally a tab and 'case' (exact)"
@@ -225,6 +226,8 @@ def rewriting_faults(options: argparse.Namespace) -> Iterator[Fault]:
             yield name, f"is not supported by strategy {options.strategy}; use specdec or ar"
         elif getattr(options, name) and others:
             yield name, f"cannot be combined with {' and '.join(map(option_name, others))}"
+    if options.protect_pattern and options.protect is False:
+        yield "protect_pattern", "cannot be combined with --no-protect"
     if options.protect_pattern:
         try:
             pattern(options.protect_pattern)
@@ -325,7 +328,8 @@ def run_files(options: argparse.Namespace, progress: Progress) -> None:
         size = options.buffer_size or BUFFER_SIZE
         stats = files.write(work(files.batches(size)))
         if stats and not options.quiet:
-            print("\n".join(summary(settings, stats, time.perf_counter() - began, model_name(options))), file=sys.stderr)
+            lines = summary(settings, stats, time.perf_counter() - began, model_name(options), files.missing)
+            print("\n".join(lines), file=sys.stderr)
 
 
 def model_name(options: argparse.Namespace) -> str:
@@ -376,15 +380,17 @@ def run(options: argparse.Namespace, progress: Progress) -> None:
         shown = stack.enter_context(lines_bar(options, done, terminal))
         settings, began = settings_of(options), time.perf_counter()
         size = options.buffer_size or (1 if terminal else max(1, BUFFER_SIZE // settings.drawn))
-        stats = write(output, source, work(read_buffers(source, size, *beside)), shown)
+        missing = Missing()
+        stats = write(output, source, work(read_buffers(source, size, *beside)), shown, missing)
         shown.close()
         if not output.lines:
             report(f"{source.name} is empty")
         elif stats and not options.quiet:
-            print("\n".join(summary(settings, stats, time.perf_counter() - began, model_name(options))), file=sys.stderr)
+            lines = summary(settings, stats, time.perf_counter() - began, model_name(options), missing)
+            print("\n".join(lines), file=sys.stderr)
 
 
-def write(output: Output, source: Inputs, answered: Iterable[Answers], shown) -> "DecodeStats | None":
+def write(output: Output, source: Inputs, answered: Iterable[Answers], shown, missing: Missing) -> "DecodeStats | None":
     """Write the answers; raises ValueError for the line that has none. Returns the run's statistics."""
     stats = None
     for answers in answered:
@@ -392,6 +398,8 @@ def write(output: Output, source: Inputs, answered: Iterable[Answers], shown) ->
             for traced in answer.traced:
                 print(traced, file=sys.stderr)
             shown.update()
+            if answer.missing:
+                missing.add(source.place(index), answer.missing)
             if answer.said:
                 shown.write(printable(f"specdec-translate: {source.place(index)}: {answer.said}"), file=sys.stderr)
         output.write([(answer.line, answer.text) for answer in answers.lines])

@@ -139,7 +139,9 @@ class TextFile:
                 with placed_at(span):
                     text = inner.translated(own)
                 confidence = min((each.confidence for each in own if each), default=1.0)
-                own = [Placed([text], text != inner.source, confidence)]
+                missing = [part for each in own if each for part in each.missing]
+                same = text == inner.source and any(each.same for each in own if each)
+                own = [Placed([text], text != inner.source, confidence, missing=missing, same=same)]
             whole.append(own[0] if own and None not in own else None)
         placements = [(span, arranged(span, each)) for span, each in zip(self.spans, whole) if each]
         empty = {span.top for span, each in placements if not meaning(span, each).strip()}

@@ -16,6 +16,7 @@ from specdec_plugins.text.icu import messages, quotes_nothing
 from specdec_plugins.text.placing import DEEPEST, Mark
 
 SPACE = " \t\n\r\f"
+LINKS = ("a", "link")  # of HTML and Markdown
 ESCAPED = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 TAG = re.compile(r"</?[^\t\n\f\r />]+")
 ATTRIBUTE = re.compile(  # as browsers read them, and so those of XML too
@@ -199,7 +200,7 @@ def span_of(source: str, tokens: Sequence[Token], escapes: Mapping[str, str] | N
     numbers = {index: number for number, index in enumerate(n for n, token in enumerate(tokens) if token.kind != "text")}
     for index, (token, text) in enumerate(zip(tokens, texts)):
         if token.kind != "text":
-            marks.append(Mark(at, at + len(text), numbers.get(partners.get(index, -1))))
+            marks.append(Mark(at, at + len(text), numbers.get(partners.get(index, -1)), token.name in LINKS))
             places.append((token.start, token.end))
         at += len(text)
     table = str.maketrans(dict(escapes) if escapes is not None else ESCAPED | entities(source, tokens))

@@ -42,7 +42,7 @@ def rewrite(
 class Rewriter:
     def __init__(self, source: str, changed: Sequence[tuple["Span", Placed]], least: float):
         self.source, self.changed, self.starts = source, changed, [span.start for span, _ in changed]
-        self.doubtful = {span.top for span, placed in changed if placed.confidence < least}
+        self.doubtful = {span.top for span, placed in changed if placed.confidence < least or placed.missing or placed.same}
 
     def patched(self, start: int, end: int) -> tuple[str, list[Written]]:
         """Part of the file with the spans in it, and those in their tags."""

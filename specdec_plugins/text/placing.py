@@ -18,12 +18,13 @@ Pieces = list[str | int]  # text, and indices of marks
 class Mark:
     """An inline tag between characters ``start`` and ``end`` of a text, which are equal unless it replaces text, such as code.
 
-    ``partner`` is the index of the tag that closes or opens it; without one, it stands alone.
+    ``partner`` is the index of the tag that closes or opens it; without one, it stands alone. ``link``: its text is a link's.
     """
 
     start: int
     end: int
     partner: int | None = None
+    link: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,15 @@ class Unit:
 @dataclass(frozen=True)
 class Placed:
     """A translated unit: text, and the indices of its marks. ``changed``: it differs from the source. ``confidence``: the lowest
-    of its sentences' (geometric mean of the probabilities of the tokens). ``unplaced``: terms of a glossary that it lacks."""
+    of its sentences' (geometric mean of the probabilities of the tokens). ``unplaced``: terms of a glossary that it lacks.
+    ``missing``: numbers and placeholders that it lacks. ``same``: it has words, and none of them was translated."""
 
     pieces: Pieces
     changed: bool
     confidence: float = 1.0
     unplaced: Sequence[str] = ()
+    missing: Sequence[str] = ()
+    same: bool = False
 
 
 @dataclass(frozen=True)

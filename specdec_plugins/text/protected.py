@@ -5,18 +5,25 @@ Knows no model: `protection.py` translates.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 
 from specdec_plugins.text.alignment import Alignment
 from specdec_plugins.text.icu import arguments
+from specdec_plugins.text.numbers import missing_numbers, number_spans
 from specdec_plugins.text.patterns import ORDERED
 from specdec_plugins.text.words import Span
 
 MOST = 1000  # protected parts of a text
-LETTER, LONGER = r"\w", r"[\w/#=&%]"  # characters that extend a word, or an address
+UNSPACED = (
+    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # scripts that join words, or suffixes
+)
+LETTER = rf"[^\W{UNSPACED}]"  # extends a word
+AFTER, AFTER_ADDRESS = re.compile(LETTER), re.compile(rf"{LETTER}|[/#=&%]")
+BEFORE, BEFORE_SIGN = re.compile(LETTER), re.compile(rf"{LETTER}|[-/.]")
+SIGNS = "-/."  # begin options, paths and file names
 STEM = "X"  # of masks
 EXAMPLE = "{n, plural, other {#}}"  # what protects this protects all ICU messages
 
@@ -60,18 +67,24 @@ class Edits:
 @dataclass(frozen=True)
 class Protected:
     """A source with the ``spans`` that its translation must contain, each exactly once. Those of ``messages`` are arguments of
-    an ICU message, whose branches are to be translated."""
+    an ICU message, whose branches are to be translated. Those of ``numbers`` it may spell in another way."""
 
     text: str
     spans: Sequence[Span]
     messages: Sequence[Span] = ()
+    numbers: Sequence[Span] = ()
 
     @classmethod
-    def of(cls, text: str, protected: re.Pattern[str] | None, spans: Iterable[Span] = ()) -> "Protected":
-        """Protect what matches, and further ``spans``. Spans that overlap are one. Raises ValueError for one outside the text."""
+    def of(cls, text: str, protected: re.Pattern[str] | None, spans: Iterable[Span] | None = ()) -> "Protected":
+        """Protect what matches, further ``spans``, and numbers; nothing without both. Spans that overlap are one.
+
+        Raises ValueError for one outside the text.
+        """
+        if protected is None and spans is None:
+            return cls(text, [])
         messages = arguments(text) if protected and protected.match(EXAMPLE) else []
         matches = (match.span() for match in protected.finditer(text)) if protected else ()
-        found = sorted([*(own := [*spans]), *messages, *matches])
+        found = sorted([*(own := [*(spans or ())]), *messages, *matches])
         merged: list[Span] = []
         if found and not 0 <= found[0][0] <= max(end for _, end in found) <= len(text):
             raise ValueError(f"protected spans {found!r:.100} are not all within a text of {len(text):,} characters")
@@ -81,27 +94,72 @@ class Protected:
             elif first < end:
                 merged.append((first, end))
         kept = {*merged[:MOST]} - {span for span in messages if any(a < span[1] and span[0] < b for a, b in own)}
-        return cls(text, merged[:MOST], [span for span in messages if span in kept])
+        spans = merged[:MOST]
+        return cls(text, spans, [span for span in messages if span in kept], number_spans(blanked(text, merged))[:MOST])
 
     @property
     def parts(self) -> list[str]:
         return [self.text[first:end] for first, end in self.spans]
 
+    @property
+    def rest(self) -> str:
+        """The text with spaces in place of the parts."""
+        return blanked(self.text, self.spans)
+
+    def with_numbers(self, numbers: Iterable[Span]) -> "Protected":
+        """The same with some of its numbers among the parts, which are kept as they are."""
+        return replace(self, spans=sorted({*self.spans, *numbers}), messages=(), numbers=())
+
     def intact(self, text: str) -> bool:
         """Whether ``text`` has every part as often as the source, and those that count by their order in that order."""
+        return not self.damaged(text)
+
+    def damaged(self, text: str) -> list[Span]:
+        """The spans of the parts that ``text`` has too rarely, too often or in another order."""
         if not self.spans:
-            return True
+            return []
         own, found = self.found(self.text), self.found(text)
-        return Counter(own) == Counter(found) and all(
-            [part for part in own if kind(part) == each] == [part for part in found if kind(part) == each] for each in "%{<"
-        )
+        counts = Counter(own), Counter(found)
+        wrong = {part for part in {*own, *found} if counts[0][part] != counts[1][part]}
+        swapped = {sign for sign in "%{<" if [*of_kind(sign, own)] != [*of_kind(sign, found)]}
+        return [span for span, part in zip(self.spans, self.parts) if part in wrong or kind(part) in swapped]
+
+    def lost(self, text: str) -> list[Span]:
+        """The damaged parts and the numbers that ``text`` lacks."""
+        return sorted([*self.damaged(text), *self.lost_numbers(text)])
+
+    def lost_numbers(self, text: str) -> list[Span]:
+        """The spans of the numbers that ``text`` has too rarely."""
+        if not self.numbers:
+            return []
+        numbers = " ; ".join(self.text[slice(*span)] for span in self.numbers)
+        missing = missing_numbers(numbers, blanked(text, self.places(text)))
+        return [span for span in self.numbers if self.text[slice(*span)] in missing]
 
     def found(self, text: str) -> list[str]:
-        """The parts that a text has; of parts within others, only the others."""
-        parts = (re.escape(part) for part in sorted({*self.parts}, key=len, reverse=True))
-        alone = (rf"(?<!\w){part}" if part[:1].isalnum() else part for part in parts)
-        whole = (rf"{part}(?!{LONGER if '://' in part else LETTER})" if part[-1:].isalnum() else part for part in alone)
-        return re.findall("|".join(whole), text)
+        """The parts that a text has, as `places` finds them."""
+        return [text[first:end] for first, end in self.places(text)]
+
+    def places(self, text: str) -> list[Span]:
+        """Where a text has the parts, longer ones first; within a longer word, option or path only if the source has it so."""
+        taken = bytearray(len(text))
+        found = list[Span]()
+        for part, joined in self._joins.items():
+            first = text.find(part)
+            while first >= 0:
+                end = first + len(part)
+                if not taken[first] and not taken[end - 1] and (joined or is_whole(text, first, end)):
+                    taken[first:end] = b"\1" * len(part)
+                    found.append((first, end))
+                first = text.find(part, first + 1)
+        return sorted(found)
+
+    @cached_property
+    def _joins(self) -> dict[str, bool]:
+        """The parts, the longest first, and whether the source has one within a longer word."""
+        parts = zip(self.spans, self.parts)
+        joins = {part for span, part in parts if not is_whole(self.text, *span)}
+        return {part: part in joins for part in sorted({*self.parts}, key=len, reverse=True)}
 
     def masks(self) -> list[str]:
         """A word for each part that models copy, and that the source does not have."""
@@ -120,7 +178,7 @@ class Protected:
     def unmasked(self, text: str, masks: Sequence[str]) -> Edits | None:
         """The edits that put the parts into a translation in place of their masks; None unless it has each mask once."""
         whole = (
-            f"{' ?' * before}(?<!\\w){re.escape(mask)}(?!\\w){' ?' * after}"
+            f"{' ?' * before}(?<!{LETTER}){re.escape(mask)}(?!{LETTER}){' ?' * after}"
             for mask, (before, after) in zip(masks, self._joined())
         )
         places = [[match.span() for match in re.finditer(each, text)] for each in whole]
@@ -159,6 +217,24 @@ class Protected:
             spaced = last and mark != "" and not mark.isalnum() and text[at : at + 2] == f" {mark}"
             found.append(((at, at + spaced), f"{' ' * left}{self.text[first:end]}{' ' * right}"))
         return Edits(found), [number for _, number in places]
+
+
+def blanked(text: str, spans: Sequence[Span]) -> str:
+    return Edits([((first, end), " " * (end - first)) for first, end in spans])(text)
+
+
+def is_whole(text: str, first: int, end: int) -> bool:
+    """Whether a part is no piece of a longer word, option, path or address."""
+    begins = text[first]
+    before = BEFORE_SIGN if begins in SIGNS else BEFORE
+    if (begins.isalnum() or begins in SIGNS) and first and before.match(text, first - 1):
+        return False
+    after = AFTER_ADDRESS if text.find("://", first, end) >= 0 else AFTER
+    return not (text[end - 1].isalnum() and after.match(text, end))
+
+
+def of_kind(sign: str, parts: Sequence[str]) -> Iterator[str]:
+    return (part for part in parts if kind(part) == sign)
 
 
 def kind(part: str) -> str:

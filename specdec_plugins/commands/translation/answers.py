@@ -52,12 +52,14 @@ Format = Callable[[int, str, Sequence["Translation"], str | None], str]  # line 
 
 
 class Answer(NamedTuple):
-    """An input line, the text to write for it (without the last line end), its trace, and what there is to say about the line."""
+    """An input line, the text to write for it (without the last line end), its trace, what there is to say about the line, and
+    the numbers that the text lacks."""
 
     line: str
     text: str
     traced: list[str]
     said: str = ""
+    missing: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Answerer:
             "protect": pattern(options.protect_pattern or "") if options.protect or options.protect_pattern else None,
             "glossary": Glossary.read(options.glossary) if options.glossary else None,
         }  # fmt: skip
+        self.of_units = self.choices | {"placeholders": options.protect is not False}
 
     def __call__(self, buffer: Buffer) -> Answers:
         """Answer all lines, or those before the first overlong source."""
@@ -126,7 +129,7 @@ class Answerer:
                     break
                 contents.append(error)
         units = [content.units if isinstance(content, TextFile) else [] for content in contents]
-        placed, too_long = translate_first_units(self.translator, list(chain(*units)), first=buffer.first, **self.choices)
+        placed, too_long = translate_first_units(self.translator, list(chain(*units)), first=buffer.first, **self.of_units)
         fault, rest, answers = str(too_long or fault), iter(placed), list[Answer]()
         for line, content, wanted in zip(buffer.lines, contents, units):
             own = list(islice(rest, len(wanted)))
@@ -139,7 +142,8 @@ class Answerer:
                 unplaced = [term for each in own if each for term in each.unplaced]
                 said = SKIPPED if skipped else lacking(unplaced) if unplaced else ""
                 try:
-                    answers.append(Answer(line, "" if skipped else content.translated(own), [], said))
+                    missing = [part for each in own if each for part in each.missing]
+                    answers.append(Answer(line, "" if skipped else content.translated(own), [], said, missing))
                 except Unreadable as error:
                     if self.options.on_error == "stop":
                         fault = error.what
@@ -154,7 +158,7 @@ class Answerer:
             said = "too long for the model, cut" if outputs[0].source_tokens else SKIPPED
         elif outputs[0].unplaced:
             said = lacking(outputs[0].unplaced)
-        return Answer(line, self.format(number, line, outputs, reference), shown, said)
+        return Answer(line, self.format(number, line, outputs, reference), shown, said, outputs[0].missing_numbers)
 
     def _traced(self, result: "Translation") -> str:
         passes = result.passes(self.translator.codec.target.tokens)
@@ -198,6 +202,7 @@ def as_json(number: int, line: str, outputs: Sequence["Translation"], reference:
             **({} if output.alignment is None else {"alignment": output.alignment.numbers(line, output.text)}),
             **({"word_scores": output.word_scores, "confidence": output.confidence} if options.word_scores else {}),
             **({"unplaced": output.unplaced} if options.glossary else {}),
+            **({} if options.tokenized else {"missing_numbers": output.missing_numbers}),
         }
         for output in outputs
     ]  # fmt: skip

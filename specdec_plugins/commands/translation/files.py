@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from specdec_plugins.commands.translation.answers import Answerer, lacking
+from specdec_plugins.commands.translation.summary import Missing
 from specdec_plugins.files import MOST, Options, TextFile, Unreadable, format_of, split
 from specdec_plugins.formats.files import whole
 from specdec_plugins.text.compressed import compress
@@ -47,7 +48,7 @@ class File:
             raise ValueError(f"{path}, {error}") from None
         return cls(path, output, mark, content, content.units)
 
-    def write(self, least: float) -> list[str]:
+    def write(self, least: float, missing: Missing) -> list[str]:
         """Write the file, whole. Returns what a person should know about its texts. Raises ValueError, as `read` does."""
         try:
             data = (self.mark + self.content.translated(self.placed, least)).encode()
@@ -65,6 +66,8 @@ class File:
                 said.append(f"{self.name}, line {line}: too long for the model, not translated")
             elif each.confidence < least:
                 said.append(f"{self.name}, line {line}: confidence {each.confidence:.2f}")
+            if each is not None and each.missing:
+                missing.add(f"{self.name}, line {line}", each.missing)
             if each is not None and each.unplaced:
                 said.append(f"{self.name}, line {line}: {lacking(each.unplaced)}")
         return said
@@ -82,7 +85,7 @@ def answer_units(answerer: Answerer, batch: tuple[int, list[Unit]]) -> Translate
     """Translate a batch of units, numbered from its first."""
     from specdec_plugins.units import translate_first_units
 
-    placed, error = translate_first_units(answerer.translator, batch[1], first=batch[0], **answerer.choices)
+    placed, error = translate_first_units(answerer.translator, batch[1], first=batch[0], **answerer.of_units)
     too_long = f"{error} (--on-error skip continues)" if error else ""
     return Translated(placed, too_long, answerer.translator.engine.take_stats())
 
@@ -98,6 +101,7 @@ class Files:
     def __init__(self, options: argparse.Namespace, say: Callable[[str], None]):
         self.options, self.say = options, say
         self.under_way: deque[File] = deque()
+        self.missing = Missing()
         self.fault: ValueError | None = None  # of a file that is not read, after which no other is
         self.skipped = self.written = 0
 
@@ -137,7 +141,7 @@ class Files:
     def _finish(self) -> None:
         while self.under_way and len(self.under_way[0].placed) == len(self.under_way[0].units):
             try:
-                for said in self.under_way.popleft().write(self.options.min_confidence or 0.0):
+                for said in self.under_way.popleft().write(self.options.min_confidence or 0.0, self.missing):
                     self.say(said)
                 self.written += 1
             except ValueError as error:

@@ -1,5 +1,7 @@
 """The summary at the end of a run of ``specdec-translate``."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from specdec_plugins.commands.translation.verdict import verdict
@@ -9,8 +11,29 @@ if TYPE_CHECKING:
     from specdec_plugins.decoding.stats import DecodeStats
 
 
-def summary(settings: Settings, stats: "DecodeStats", seconds: float, model: str) -> list[str]:
-    """The lines of the summary of a run of ``model``: speed, whether drafting paid, and where the time went."""
+SHOWN = 5  # places of outputs that lack numbers
+
+
+@dataclass
+class Missing:
+    """The outputs that lack numbers, or names, of their sources: how many, and the first ones."""
+
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+
+    def add(self, place: str, numbers: Sequence[str]) -> None:
+        self.count += 1
+        self.first += [f"{place} ({', '.join(numbers)})"] * (len(self.first) < SHOWN)
+
+    def __str__(self) -> str:
+        lack = "output lacks" if self.count == 1 else "outputs lack"
+        return f"{self.count:,} {lack} numbers or names of the source: {'; '.join(self.first)}" + "; ..." * (self.count > SHOWN)
+
+
+def summary(
+    settings: Settings, stats: "DecodeStats", seconds: float, model: str, missing: Missing | None = None
+) -> list[str]:  # fmt: skip
+    """The lines of the summary of a run of ``model``: speed, whether drafting paid, where the time went, what the outputs lack."""
     units = "sentences" if settings.windows is None else "windows"
     if settings.drawn > 1:
         units = "samples" if settings.sampling else "hypotheses"
@@ -29,6 +52,8 @@ def summary(settings: Settings, stats: "DecodeStats", seconds: float, model: str
     total = sum(stats.seconds.values()) or 1.0
     parts = {name: stats.seconds[name] / total for name in ("drafting", "verifying", "encoding", "text", "elsewhere")}
     lines.append("time: " + ", ".join(f"{part:.0%} {name}" for name, part in parts.items() if part >= 0.005))
+    if missing and missing.count:
+        lines.append(str(missing))
     if stats.cut:
         lines.append(
             f"{stats.cut:,} output{'s were' if stats.cut > 1 else ' was'} cut by the length limit (--max-len-a, --max-len-b)"

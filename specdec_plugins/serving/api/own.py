@@ -78,6 +78,7 @@ class Output(BaseModel):
     accepted_lengths: list[int] = Field(description="tokens committed by each pass, the verifier's own included")
     trace: list[Pass] | None = Field(None, description="with trace")
     unplaced: list[str] | None = Field(None, description="terms whose translations the text lacks, with a glossary")
+    missing_numbers: list[str] | None = Field(None, description="numbers that the text lacks, if any")
 
 
 class Result(BaseModel):
@@ -219,5 +220,5 @@ def annotations(output: Translation) -> dict[str, Any]:
     """What was asked for beside the text."""
     links = [] if output.alignment is None else [{"source": one, "target": other} for one, other in output.alignment.links]
     found: dict[str, Any] = {} if output.alignment is None else {"alignment": links}
-    found |= {"unplaced": output.unplaced} if output.unplaced else {}
+    found |= {name: value for name in ("unplaced", "missing_numbers") if (value := getattr(output, name))}
     return found | ({"word_scores": output.word_scores} if output.word_scores else {})
