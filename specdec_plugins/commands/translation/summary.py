@@ -33,7 +33,7 @@ class Missing:
 def summary(
     settings: Settings, stats: "DecodeStats", seconds: float, model: str, missing: Missing | None = None
 ) -> list[str]:  # fmt: skip
-    """The lines of the summary of a run of ``model``: speed, whether drafting paid, where the time went, what the outputs lack."""
+    """The lines of the summary of a run of ``model``: speed, whether drafting paid, where the time went, what outputs lack."""
     units = "sentences" if settings.windows is None else "windows"
     if settings.drawn > 1:
         units = "samples" if settings.sampling else "hypotheses"
