@@ -19,6 +19,8 @@ LONGEST = 1_000_000  # characters of a span
 FORMATS = {
     "txt": "lines", "md": "markdown", "html": "html", "htm": "html", "po": "gettext", "xliff": "xliff", "xlf": "xliff",
     "json": "strings", "srt": "subtitles", "vtt": "subtitles", "csv": "tables.commas", "tsv": "tables.tabs",
+    "yaml": "yaml", "yml": "yaml", "properties": "properties", "strings": "apple", "strings.xml": "android",
+    "docx": "docx", "odt": "odt",
 }  # fmt: skip
 CONTROL = re.compile(r"[\0-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # what XML cannot hold, and models write for unknown letters
 COMPRESSED = (".gz", ".zst")
@@ -75,7 +77,7 @@ def format_of(path: str) -> str | None:
     """The format of a file, by its name without the endings of compression; None if it is read as lines of text."""
     name = PurePath(path)
     name = name.with_suffix("") if name.suffix in COMPRESSED else name
-    return FORMATS.get(name.suffix[1:].lower())
+    return FORMATS.get(name.name.lower()) or FORMATS.get(name.suffix[1:].lower())
 
 
 class TextFile:

@@ -26,8 +26,11 @@ def spans(source: str, options: Options) -> Iterator[Span]:
 
 
 def fragment(source: str, found: Sequence[Token], options: Options) -> Iterator[Span]:
-    dialect = Dialect(lambda name: name in INLINE or not name, VERBATIM | set(options.ignored), ATTRIBUTES)
-    return spans_of(source, found, dialect)
+    return spans_of(source, found, dialect(options))
+
+
+def dialect(options: Options) -> Dialect:
+    return Dialect(lambda name: name in INLINE or not name, VERBATIM | set(options.ignored), ATTRIBUTES)
 
 
 def tokens(source: str) -> Sequence[Token]:

@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Any, cast
 
 from specdec_plugins.files import Options, TextFile, Unreadable
+from specdec_plugins.files.content import Content
 from specdec_plugins.text.placing import Placed, Unit
 from specdec_plugins.translations import Translation
 from specdec_plugins.translator import Translator
@@ -31,6 +32,11 @@ def translate_texts(
         placed = iter(outputs.units(units, rank, choices))
         ranked.append([file.translated(list(islice(placed, len(file.units)))) for file in files])
     return [list(each) for each in zip(*ranked)]
+
+
+def translate_content(translator: Translator, content: Content, **choices: Any) -> bytes:
+    """A file with its best translation. Raises SourceTooLong."""
+    return content.translated(Outputs(translator).units(content.units, 0, choices))
 
 
 class Outputs:
