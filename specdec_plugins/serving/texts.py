@@ -35,8 +35,9 @@ def translate_texts(
 
 
 def translate_content(translator: Translator, content: Content, **choices: Any) -> bytes:
-    """A file with its best translation. Raises SourceTooLong."""
-    return content.translated(Outputs(translator).units(content.units, 0, choices))
+    """A file with its best translation, each line of it split into sentences. Raises SourceTooLong."""
+    units = [replace(unit, whole=False) for unit in content.units]
+    return content.translated(Outputs(translator).units(units, 0, choices))
 
 
 class Outputs:
