@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 from test_files import Fake
 
-from specdec_plugins.files import Options, Unreadable, find_spans, format_of
+from specdec_plugins.files import Options, Unreadable, format_of
 from specdec_plugins.files.content import read_content
 from specdec_plugins.units import translate_units
 
@@ -57,10 +57,8 @@ def read_yaml(data):
                 own.append(event.value)
             else:
                 texts.append(event.value)
-                own.append("|" if event.style in ("|", ">") else event.style)
         skeleton.append(own)
-    comments = re.findall(rb"(?m)^\s*#.*$", data)
-    return (skeleton, comments), texts
+    return (skeleton, re.findall(rb"# Files of Rails|# comment", data)), texts
 
 
 def read_properties(data):
@@ -69,7 +67,9 @@ def read_properties(data):
             text = data.decode(encoding)
             break
     items = list(javaproperties.parse(io.StringIO(text)))
-    skeleton = [(type(item).__name__, getattr(item, "key", None) or getattr(item, "source", "").strip()) for item in items]
+    skeleton = [
+        (type(item).__name__, getattr(item, "key", None) if hasattr(item, "key") else item.source.strip()) for item in items
+    ]
     return skeleton, [item.value for item in items if hasattr(item, "key") and item.key is not None]
 
 
@@ -104,7 +104,10 @@ en:
   symbol: :year
   formats:
     default: "%Y-%m-%d"
-    order: [ :year, :month ]
+    order:
+      - :year
+      - :month
+    flow: [ some words, {and: "more, words"} ]
   body: &body |
     First line of text.
     Second line: more.
@@ -182,13 +185,83 @@ Two lines";
 """],
 }  # fmt: skip
 PIECES = {
-    "yaml": ["\n", ": ", "- ", "'", '"', "#", " #", "&a ", "*a", "!", "|", ">", "[", "]", "{", "}", ",", "  ", "\t", "? ", "---\n", "\\",
-             "é", "%", "@", "`", "\r\n", "|2\n", ">+\n"],
-    "properties": ["\\", "\n", "=", ":", "#", "!", " ", "\t", "\\u00e9", "\\u", "\r\n", "{", "}", "'", "''", "é", "\f", "\\\n   "],
-    "android": ["<", ">", "</b>", "<b>", "&", "&lt;", '"', "'", "\\", "\\'", "\\n", "\\u0041", "<![CDATA[", "]]>", "<!--", "-->", "\n", "@",
-                "<item>", "é", "translatable=\"false\"", "&#39;"],
+    "yaml": [
+        "\n",
+        ": ",
+        "- ",
+        "'",
+        '"',
+        "#",
+        " #",
+        "&a ",
+        "*a",
+        "!",
+        "|",
+        ">",
+        "[",
+        "]",
+        "{",
+        "}",
+        ",",
+        "  ",
+        "\t",
+        "? ",
+        "---\n",
+        "\\",
+        "é",
+        "%",
+        "@",
+        "`",
+        "\r\n",
+        "|2\n",
+        ">+\n",
+    ],
+    "properties": [
+        "\\",
+        "\n",
+        "=",
+        ":",
+        "#",
+        "!",
+        " ",
+        "\t",
+        "\\u00e9",
+        "\\u",
+        "\r\n",
+        "{",
+        "}",
+        "'",
+        "''",
+        "é",
+        "\f",
+        "\\\n   ",
+    ],
+    "android": [
+        "<",
+        ">",
+        "</b>",
+        "<b>",
+        "&",
+        "&lt;",
+        '"',
+        "'",
+        "\\",
+        "\\'",
+        "\\n",
+        "\\u0041",
+        "<![CDATA[",
+        "]]>",
+        "<!--",
+        "-->",
+        "\n",
+        "@",
+        "<item>",
+        "é",
+        'translatable="false"',
+        "&#39;",
+    ],
     "apple": ['"', ";", "=", "\\", "/*", "*/", "//", "\n", "'", "é", "\\n", "{", "}", "\\U0041", "%@", "\r\n"],
-}  # fmt: skip
+}
 
 
 def mutated(draw, source, pieces):
@@ -214,9 +287,36 @@ def mutated(draw, source, pieces):
 
 def hostile(draw, text):
     """A translation that needs care: what formats use as syntax, words that are something else, other scripts."""
-    return draw.choice([text.swapcase, lambda: text + draw.choice([
-        " 'x'", ' "y"', ": z", " #w", " €😀", "\\", " l'é", " <&>", " ;", " =", "{", "%", " -", "]", ",",
-    ]), lambda: draw.choice(["- " + text, "no", "12", "@a", "? a", "'", '"', "[a", "l'eau", "a: b", "#c", " é", "*", "&a", "!", "null"])])()  # fmt: skip
+    return draw.choice(
+        [
+            text.swapcase,
+            lambda: (
+                text
+                + draw.choice(
+                    [
+                        " 'x'",
+                        ' "y"',
+                        ": z",
+                        " #w",
+                        " €😀",
+                        "\\",
+                        " l'é",
+                        " <&>",
+                        " ;",
+                        " =",
+                        "{",
+                        "%",
+                        " -",
+                        "]",
+                        ",",
+                    ]
+                )
+            ),
+            lambda: draw.choice(
+                ["- " + text, "no", "12", "@a", "? a", "'", '"', "[a", "l'eau", "a: b", "#c", " é", "*", "&a", "!", "null"]
+            ),
+        ]
+    )()
 
 
 def encodings(form, draw, text):
@@ -260,3 +360,169 @@ def test_mutated_files(form):
 def test_500_mutated_files(form):
     results = [check(form, seed) for seed in range(60, 560)]
     assert 100 < sum(results) < 500
+
+
+def upper(text):
+    """In capitals, except placeholders, as a translation has them."""
+    return "".join(part if part[:1] in "%{" else part.upper() for part in re.split(r"(%\{\w+\}|%[\d$]*[@ds]|\{.*?\})", text))
+
+
+KEPT = [
+    # YAML: settings, types and templates are no text; style, anchors and comments stay
+    ("a.yml", "a: Hello  # there\n", "a: HELLO  # there\n"),
+    ("a.yml", "a: &b Hello you\nc: *b\n", "a: &b HELLO YOU\nc: *b\n"),
+    ("a.yml", "a: !!str Hello you\nb: !x Hello you\n", "a: !!str HELLO YOU\nb: !x Hello you\n"),
+    ("a.yml", "a: [Hello you, 'It''s', {b: \"c d\"}]\n", "a: [HELLO YOU, 'IT''S', {b: \"C D\"}]\n"),
+    ("a.yml", "? Hello you\n: Good bye\n", "? Hello you\n: GOOD BYE\n"),
+    ("a.yml", "a: |-\n    One line\n\n    Two lines\n# c\n", "a: |-\n    ONE LINE\n\n    TWO LINES\n# c\n"),
+    ("a.yml", "a: |2\n   One line\nb: 1\n", 'a: " ONE LINE\\n"\nb: 1\n'),  # a level that the text has none of
+    ("a.yml", "- >\n  Go on\n  to there\n\n  Now\n", "- >\n  GO ON TO THERE\n\n  NOW\n"),
+    ("a.yml", "a: Go on\n  to there\n", "a: GO ON TO THERE\n"),
+    ("a.yml", 'a: "\\u00e9t\\u00e9 is"\n', 'a: "\\u00c9T\\u00c9 IS"\n'),
+    ("a.yml", "a:\r\n  b: |\r\n    Hello you\r\n", "a:\r\n  b: |\r\n    HELLO YOU\r\n"),
+    ("a.yml", "a_html: Go <b>on</b> &amp; out\n", "a_html: GO <b>ON</b> &amp; OUT\n"),
+    ("a.yml", "a: '%{count} dogs'\n", "a: '%{count} DOGS'\n"),
+    *[
+        ("a.yml", same, same)
+        for same in (
+            "a: no\nb: 12\nc: 1.5e3\nd: 2024-01-02\ne: ~\nf: Null\n",
+            "a: :sym\nb: user_name\nc: userName\nd: a/b\ne: fa-icon\n",
+            "a: https://a.b/c\nb: me@example.org\nc: '%Y-%m-%d'\nd: dd.MM.yyyy\n",
+            "a: '{{ x }}'\nb: '%{count}'\nc: <%= x %>\n",
+            "",
+            "# c\n",
+            "a: 'EEE, d MMM yyyy'\nb: '%a, %d %b %Y'\nc: v1.2.3\nd: \"#fff\"\n",
+        )
+    ],
+    # properties
+    ("a.properties", "a=Hello\n b : Good \\\n  bye\nc you too\n", "a=HELLO\n b : GOOD BYE\nc YOU TOO\n"),
+    ("a.properties", "a=Caf\\u00e9 is\n", "a=CAF\\u00c9 IS\n"),
+    ("a.properties", "# é\na=Café is\n", "# é\na=CAFÉ IS\n"),
+    ("a.properties", b"a=Caf\xe9 is \\u0151\n", b"a=CAF\xc9 IS \\u0150\n"),
+    ("a.properties", "a=It''s {0}\n", "a=IT''S {0}\n"),
+    ("a.properties", "a=It's {0}\n", "a=IT'S {0}\n"),
+    ("a.properties", "a=The '{0}' of {1}\n", "a=THE '{0}' OF {1}\n"),
+    ("a.properties", "a=x\\\n\n#b\n!c", "a=X\n#b\n!c"),
+    *[
+        ("a.properties", same, same)
+        for same in ("port=8080\npath=/a/b\nlevel=true\nname=a.b.c\n", "a\n", "=\n", "a=\\\n b=c_d\n")
+    ],
+    # Android
+    (
+        "strings.xml",
+        "<resources><string name='a'>It\\'s \\@me</string></resources>",
+        "<resources><string name='a'>IT\\'S @ME</string></resources>",
+    ),
+    (
+        "strings.xml",
+        "<resources><string name='a'>\\@me too</string></resources>",
+        "<resources><string name='a'>\\@ME TOO</string></resources>",
+    ),
+    (
+        "strings.xml",
+        "<resources><string name='a'>\" It\\'s  \"</string></resources>",
+        "<resources><string name='a'>\" IT\\'S  \"</string></resources>",
+    ),
+    (
+        "strings.xml",
+        "<resources><string name='a'>A <b>dog</b>\\n\\nNow &#8230; &lt;</string></resources>",
+        "<resources><string name='a'>A <b>DOG</b>\\n\\nNOW &#8230; &lt;</string></resources>",
+    ),
+    (
+        "strings.xml",
+        "<resources><string name='a'><![CDATA[A <b>dog</b> isn\\'t<br/>Two]]></string></resources>",
+        "<resources><string name='a'><![CDATA[A <b>DOG</b> ISN\\'T<br/>TWO]]></string></resources>",
+    ),
+    (
+        "strings.xml",
+        "<resources><plurals name='a'><item quantity='one'>%d dog</item></plurals></resources>",
+        "<resources><plurals name='a'><item quantity='one'>%d DOG</item></plurals></resources>",
+    ),
+    *[
+        ("strings.xml", f"<resources>{same}</resources>", f"<resources>{same}</resources>")
+        for same in (
+            "<string name='a' translatable='false'>A dog</string>",
+            "<string name='a'>@string/b</string><string name='c'>?attr/d</string>",
+            "<string-array name='a' translatable='false'><item>A dog</item></string-array>",
+            "<item type='id' name='a'>A dog</item>",
+            "<integer-array name='a'><item>A dog</item></integer-array><string name='b'/>",
+        )
+    ],
+    # iOS
+    (
+        "a.strings",
+        '/* A "c" = "d"; */\n"a b" = "It\'s \\"%1$@\\"\\nNow";',
+        '/* A "c" = "d"; */\n"a b" = "IT\'S \\"%1$@\\"\\nNOW";',
+    ),
+    ("a.strings", 'a = "A dog"; // "b"\nb = c;\n"d";', 'a = "A DOG"; // "b"\nb = c;\n"d";'),
+    ("a.strings", '"a" = "One\n\nTwo";', '"a" = "ONE\n\nTWO";'),
+    ("a.strings", '"a" = "\\U00e9 is";'.encode("utf-16"), '"a" = "É IS";'.encode("utf-16")),
+]
+
+
+@pytest.mark.parametrize("name, source, wanted", KEPT, ids=lambda each: None)
+def test_what_is_translated_and_what_stays(name, source, wanted):
+    assert translated(source, name, upper) == wanted
+    assert translated(source, name, str) == source
+
+
+REFUSED = {
+    "an open quote": ("a.strings", '"a" = "b;\n', "line 1: "),
+    "no semicolon": ("a.strings", '"a" = "b"\n"c" = "d";', "line 1: .*no ;"),
+    "compiled": ("a.strings", b"bplist00", "compiled; convert it with plutil"),
+    "an open comment": ("a.strings", "\n/* a", "line 2: a comment"),
+    "cut UTF-16": ("a.strings", b"\xff\xfea", "not UTF-16"),
+    "half a character": ("a.strings", '"a" = "\\Ud800 b";', "of half a character"),
+    "a dictionary": ("a.strings", '{"a" = "b";}', "line 1: not a strings file"),
+    "a list": ("a.strings", '"a" = (b);', "has no value"),
+    "an escape": ("a.properties", "a=b\nc=\\u12 d", "line 2: .u without four"),
+    "a surrogate": ("a.properties", "a=\\ud800 b", "of half a character"),
+    "NUL": ("a.properties", b"a=\xff\n\0", "line 2: contains a NUL"),
+    "another file": ("strings.xml", "<a/>", "not Android's resources"),
+    "a tag": ("strings.xml", "<resources>\n<string></resources>", "line 2: mismatched tag"),
+    "CDATA": ("strings.xml", "<resources><string><![CDATA[a <b]]></string></resources>", "is not closed"),
+    "an entity": ("strings.xml", "<!DOCTYPE r [<!ENTITY a 'b'>]><resources/>", "declares an entity"),
+    "indents": ("a.yml", "a:\n  b: c\n d: e\n", "line 3: not YAML"),
+    "braces": ("a.yml", "[" * 200, "line 1: more than 100 collections"),
+    "a list in one": ("a.yml", "- " * 200 + "a", "more than 100 collections"),
+    "a control character": ("a.yml", "a: b\x01", "not YAML"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_refused(what):
+    name, source, said = REFUSED[what]
+    with pytest.raises(ValueError, match=f"^{re.escape(name)}.*{said}"):
+        translated(source, name)
+
+
+SLOW = [
+    ("a.yml", "[" * 100_000),
+    ("a.yml", "[a," * 60_000),
+    ("a.yml", "a: >\n" + " b\n" * 100_000),
+    ("a.yml", "a: &b c\n" * 30_000),
+    ("a.yml", "'" * 400_000),
+    ("a.properties", "\\\n" * 200_000),
+    ("a.properties", "a=" + "\\" * 400_000),
+    ("a.properties", "\n" * 400_000),
+    ("a.properties", "a" * 400_000),
+    ("a.properties", "a={0}" + "'{" * 100_000),
+    ("a.strings", "/*" * 200_000),
+    ("a.strings", '"' * 400_000),
+    ("a.strings", "//\n" * 200_000),
+    ("a.strings", '"' + "\\" * 400_000),
+    ("strings.xml", "<resources>" + "<string>" * 50_000),
+    ("strings.xml", "<resources><string>" + '"\\' * 100_000 + "</string></resources>"),
+    ("strings.xml", "<resources><string>" + "&lt;" * 100_000 + "</string></resources>"),
+    ("a.yml", "a: " + "{" * 400_000),
+    ("a.yml", "a: '" + "<%" * 200_000 + "'"),
+    ("a.properties", "a=b " + "{%" * 200_000),
+]
+
+
+@pytest.mark.parametrize("name, source", SLOW, ids=lambda each: each[:16])
+def test_files_made_to_take_long(name, source):
+    began = time.process_time()
+    with suppress(ValueError):
+        read_content(source.encode(), name, format_of(name), Options())
+    assert time.process_time() - began < 10

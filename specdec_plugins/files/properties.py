@@ -60,6 +60,7 @@ def spans(source: str, options: Options) -> Iterator[Span]:
             continue
         if not (key := KEY.match(source, at)):
             raise Unreadable(at, "not a line of a properties file")
+        value(source, at, key.end())  # refuses what Java does
         start, end = SEPARATOR.match(source, key.end()).end(), LINE.match(source, at).end()  # type: ignore[union-attr]
         text = value(source, start, end)
         if is_prose(text):

@@ -9,10 +9,11 @@ CODE = re.compile(
     r"[_/\\@#=$%{}<>|~^*+&\[\]0-9]|[.:]\w|^[.:-]|[a-z][A-Z]|^[a-z]+(?:-[a-z]+)+$|^(?:true|false|null)$"
 )  # in one word
 DATES = re.compile(r"%[-_^#0]?[A-Za-z]|%[-<{][\w.]+[>}]")  # of strftime, and Ruby's placeholders
-DATE_PATTERN = re.compile(
-    r"(?=.*(?:yy|MM|dd|HH|hh|mm))(?:[^A-Za-z]|'[^']*'|([GyYMLwdDEeaHhkKmsSzZxXQ])\1*(?![A-Za-z]))+"
-)  # Java's
-TEMPLATE = re.compile(r"<%.*?%>|\{%.*?%\}|%\{\w+\}", re.DOTALL)
+LONGEST = 50  # characters of a pattern of dates
+DATE_PATTERN = re.compile(  # Java's and Unicode's
+    r"(?=.*(?:yy|MM|dd|HH|hh|mm))(?:[^A-Za-z']|'[^']*'|([GyYMLwdDEeaHhkKmsSzZxXQ])\1*+(?![A-Za-z]))++"
+)
+TEMPLATE = re.compile(r"<%[^%]{1,200}%>|\{%[^%]{1,200}%\}")
 
 
 def is_prose(text: str) -> bool:
@@ -22,6 +23,6 @@ def is_prose(text: str) -> bool:
     words = text.split()
     if len(words) == 1 and text.isascii() and CODE.search(words[0]):
         return False
-    if DATE_PATTERN.fullmatch(text.strip()):
+    if len(text) <= LONGEST and DATE_PATTERN.fullmatch(text.strip()):
         return False
     return any(map(str.isalpha, DATES.sub("", PLACEHOLDERS.sub("", TEMPLATE.sub("", text)))))
