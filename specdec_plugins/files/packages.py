@@ -45,6 +45,8 @@ class Package:
                 raise Unreadable(None, f"{member.filename!a:.100} is encrypted; save the file without a password")
             if member.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
                 raise Unreadable(None, f"{member.filename!a:.100} is compressed by another method than deflate")
+        for name in self.members:  # those that are only copied must be whole too
+            self.read(name, UNPACKED)
 
     def read(self, name: str, most: int = MOST) -> bytes:
         """A member's content."""
@@ -55,7 +57,7 @@ class Package:
         try:
             return self.zip.read(member)
         except (BadZipFile, EOFError, NotImplementedError, OSError, RuntimeError, ValueError, zlib.error) as error:
-            raise Unreadable(None, f"{name!a:.100} is damaged ({error})") from None
+            raise Unreadable(None, f"{name!a:.100} is damaged ({error or type(error).__name__})") from None
 
     def written(self, changed: Mapping[str, bytes]) -> bytes:
         """The package with new content of some members. All keep their order, dates and attributes."""
