@@ -214,13 +214,21 @@ def is_balanced(items: Sequence[Item]) -> bool:
 
 def joined(items: Sequence[Item]) -> list[Item]:
     """The items, with adjacent texts in one format as one. White space has the format of what it follows."""
-    done = list[Item]()
+    done, texts = list[Item](), list[str]()  # the texts of what becomes the next item
+
+    def end() -> None:
+        if done and done[-1].kind == "text":
+            done[-1] = done[-1]._replace(text="".join(texts))
+
     for item in items:
-        last = done[-1] if done and done[-1].kind == "text" and item.kind == "text" else None
-        if last and (item.look == last.look or not item.text.strip()):
-            done[-1] = last._replace(raw=last.raw + item.raw, text=last.text + item.text)
+        after_text = bool(done) and done[-1].kind == "text" == item.kind
+        if after_text and (item.look == done[-1].look or not item.text.strip()):
+            texts.append(item.text)
         elif item.kind != "text" or item.text:
+            end()
             done.append(item)
+            texts = [item.text]
+    end()
     return done
 
 
