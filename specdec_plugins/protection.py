@@ -13,8 +13,9 @@ from dataclasses import replace
 from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any
 
-from specdec_plugins.files import MESSAGE, Options, TextFile
+from specdec_plugins.files import MESSAGE, Options, TextFile, Unreadable
 from specdec_plugins.text.alignment import Alignment
+from specdec_plugins.text.placing import Placed
 from specdec_plugins.text.protected import Edits, Protected
 from specdec_plugins.text.words import Span
 from specdec_plugins.translations import BESIDE, Translation
@@ -62,7 +63,7 @@ def branched(
     files = {part: TextFile(part, MESSAGE, Options()) for part in parts}
     placed = iter(translate_units(translator, [unit for file in files.values() for unit in file.units], **choices))
     owned = {part: list(islice(placed, len(file.units))) for part, file in files.items()}
-    texts = {part: file.translated(owned[part]) for part, file in files.items()}
+    texts = {part: rebranched(file, owned[part]) for part, file in files.items()}
     found = []
     for source, result in zip(sources, results):
         own = [source.text[first:end] for first, end in source.messages]
@@ -72,6 +73,14 @@ def branched(
         unplaced = [term for part in own for each in owned[part] if each for term in each.unplaced]
         found.append(edited(replace(result, text=text, unplaced=result.unplaced + unplaced), Edits([]), back))
     return found
+
+
+def rebranched(message: TextFile, placed: Sequence[Placed | None]) -> str:
+    """The message with its translations; itself where they would not be read as such."""
+    try:
+        return message.translated(placed)
+    except Unreadable:
+        return message.source
 
 
 def check_single(translator: "Translator", options: dict[str, Any]) -> None:

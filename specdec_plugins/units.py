@@ -3,7 +3,7 @@
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from specdec_plugins.text.alignment import words_of
@@ -25,12 +25,14 @@ SPACES = {ord(character): " " for character in "\t\n\r\f\v"}
 
 @dataclass(frozen=True)
 class Part:
-    """A sentence, or the characters between two, which are not translated. Its marks come with their indices in the unit."""
+    """A sentence, or the characters between two, which are not translated. Its marks come with their indices in the unit.
+    A sentence has as many ``lines`` as its translation should have."""
 
     text: str
     marks: Sequence[tuple[int, Mark]]
     sentence: bool
     whole: bool = False
+    lines: int = 1
 
 
 def translate_units(translator: "Translator", units: Sequence[Unit], **choices: Any) -> list[Placed | None]:
@@ -110,7 +112,8 @@ def parts_of(unit: Unit, language: str, most: int) -> Iterator[Part]:
     for number, (start, end) in enumerate(spans):
         yield Part(text[at:start], owned(number - 0.5, at, start), False)
         own = owned(number, start, end)
-        yield Part(text[start:end], own, unit.whole or has_letters(text[start:end], own), unit.whole)
+        lines = 1 + text.count("\n", start, end) * unit.lines
+        yield Part(text[start:end], own, unit.whole or has_letters(text[start:end], own), unit.whole, lines)
         at = end
     yield Part(text[at:], [] if spans else marks, False)
 
@@ -164,10 +167,21 @@ def placed(parts: Sequence[Part], results: Sequence[Translation]) -> Placed | No
             pieces += unmoved(part.text, part.marks)
         else:
             changed = True
+            result = replace(result, text=wrapped(result.text, part.lines))
             pieces += place(part.text, part.marks, aligned(part.text, result)) if part.marks else [result.text]
         if result is not None:
             confidence = min(confidence, result.confidence)
     return Placed(pieces, changed, confidence, [term for result in results for term in result.unplaced])
+
+
+def wrapped(text: str, lines: int) -> str:
+    """The text in so many lines of about equal length, or as many as it has words; of the same characters otherwise."""
+    spaces = [match.start() for match in re.finditer(r"(?<=\S) (?=\S)", text)] if lines > 1 else []
+    for number in range(1, min(lines, len(spaces) + 1)):
+        at = min(spaces, key=lambda space: abs(space * lines - len(text) * number))
+        spaces.remove(at)
+        text = f"{text[:at]}\n{text[at + 1 :]}"
+    return text
 
 
 def aligned(source: str, result: Translation) -> Aligned:

@@ -384,6 +384,9 @@ def test_columns_of_tables_are_translated(folder, text, expected, tmp_path, capf
         capfd, tmp_path / "bad.jsonl", "--model", folder, "-o", tmp_path / "y", "--column", "source", "--on-error", "skip", *QUICK
     )
     assert whole(tmp_path / "y") == expected().split(b"\n")[0] + b"\n" * 7
+    (tmp_path / "a.html.gz").write_bytes(b"")
+    said = run(capfd, tmp_path / "a.html.gz", "--model", folder, "-o", tmp_path / "x", *QUICK, status=1)
+    assert f"{tmp_path}/a.html.gz: .html files are not supported; inputs are lines of text, .tsv" in said
     said = [each.partition(": ")[2] for each in json.loads((tmp_path / "y" / "reports" / "0.json").read_text())["errors"]]
     assert said == [
         "has no field source",

@@ -16,8 +16,10 @@ from conftest import ROOT
 
 from specdec_plugins import Translator
 from specdec_plugins.commands import translate
-from specdec_plugins.files import LONGEST, Options, TextFile, Unreadable, find_spans, format_of
+from specdec_plugins.files import FORMATS, LONGEST, Options, TextFile, Unreadable, find_spans, format_of, readable
 from specdec_plugins.text.compressed import compress, open_read
+from specdec_plugins.text.endings import LANGUAGES_TOO, STRUCTURED, is_lines
+from specdec_plugins.text.languages import _CODES, _PARTS
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.placing import Placed, Unit
 from specdec_plugins.translations import SourceTooLong, Translation
@@ -313,7 +315,6 @@ def test_po_entries_of_unusual_form():
     assert doubt(0.1) == "#, fuzzy\n" + doubt(0.6)  # above the entry, whichever form is doubtful
     indented = '  msgid "one"\n\tmsgstr ""\nmsgid "two"\n msgstr ""'
     assert translated(indented, "po", str.upper) == '  msgid "one"\n\tmsgstr "ONE"\nmsgid "two"\n msgstr "TWO"'
-    assert translated('msgid "a"\n', "po", str.upper) == 'msgid "a"\n'
 
 
 def test_markup_is_translated_around_its_tags():
@@ -343,7 +344,7 @@ def test_markup_is_translated_around_its_tags():
     for name, own in (
         ("html", "<p>A <b>red</b> &lt;house</p>"),
         ("md", "A **red** house"),
-        ("srt", "1\n--> 2\nA <i>red</i> house\n"),
+        ("srt", "1\n00:01,000 --> 00:02,000\nA <i>red</i> house\n"),
     ):
         assert translated(own, name, str.upper, markup="html") == translated(own, name, str.upper)  # texts with tags of their own
     unit = "<xliff><trans-unit><source>A &lt;b&gt;red&lt;/b&gt; <g>house</g></source>{}</trans-unit></xliff>"
@@ -352,13 +353,14 @@ def test_markup_is_translated_around_its_tags():
 
 
 def test_lines_of_messages_stay_lines():
-    """Unless a sentence goes on in the next one."""
+    """A sentence that goes on in the next one is translated as one, and has as many lines again."""
     message = "Usage:\\n\\t-x\\tOpen a file\\n   b: go\\nThis sentence\\ngoes on. " + "x" * 50 + "\\nHere too\\nBut not here\\n"
     for name, source in (("json", f'{{"a": "{message}"}}'), ("po", f'msgid "{message}"\nmsgstr ""\n')):
         fake, document = Fake(swapped), TextFile(source, format_of(f"a.{name}"), TOLD)
         found = document.translated(translate_units(fake, document.units))
-        wanted = message.swapcase().replace("\\N", "\\n").replace("\\T", "\\t").replace("SENTENCE\\n", "SENTENCE ")
-        assert wanted.replace("X\\nhERE", "X hERE") in found
+        wanted = f'msgid "{message}"\nmsgstr "{message.swapcase()}"\n' if name == "po" else f'{{"a": "{message.swapcase()}"}}'
+        same = [text.replace("\\N", " ").replace("\\n", " ").replace("\\T", "\\t") for text in (found, wanted)]
+        assert same[0] == same[1] and found.count("\\n") == wanted.lower().count("\\n") and "\\nbUT NOT HERE\\n" in found
         joined = f"This sentence goes on. {'x' * 50} Here too"
         assert fake.seen == ["Usage:", "-x", "Open a file", "b: go", joined, "But not here"]
 
@@ -425,7 +427,7 @@ def test_tables_are_told_their_columns():
             translated(source, "csv", told=Options(columns=columns))
     for name, separator in (("csv", ","), ("tsv", "\t")):
         for source in cases(name):
-            rows = find_spans(source, format_of(f"a.{name}"), Options(columns=[str(n) for n in range(1, 9)]))
+            rows = readable(source, format_of(f"a.{name}"), Options(columns=[str(n) for n in range(1, 9)]))
             assert [span.text for span in rows] == [
                 each for row in csv.reader(io.StringIO(source, newline=""), delimiter=separator) for each in row or [""]
             ]
@@ -478,7 +480,7 @@ SLOW = [
     ("html", "<a " * 20_000 + ">"), ("html", "<p " + "a=b " * 20_000 + ">Hello"), ("html", "<!" * 20_000 + ">"),
     ("html", "<p>a " + "</b>" * 20_000), ("md", "> " * 10_000 + "Hello"), ("md", "*" * 40_000), ("md", "[" * 40_000),
     ("md", "`" * 40_000), ("md", "- " * 20_000 + "Hello"), ("csv", "," * 50_000), ("csv", "\n" * 50_000),
-    ("json", "[" + '"a",' * 20_000 + "1]"), ("po", "#" * 50_000), ("srt", "-->\n" * 20_000),
+    ("json", "[" + '"a",' * 20_000 + "1]"), ("po", "#" * 50_000), ("srt", "00:01,000 --> 00:02,000\n\n" * 20_000),
 ]  # fmt: skip
 
 
@@ -538,6 +540,30 @@ def test_a_bad_file_stops_the_run_or_is_skipped(demo, tmp_path, capfd):
     said = run(capfd, "--model", demo, good, bad, last, "-o", f"{tmp_path}/out/", "--on-error", "skip", status=1)
     assert "file skipped" in said and said.endswith("1 of 3 files skipped\n")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.html", "c.md"]
+
+
+def test_a_structured_file_of_no_format_is_refused(demo, tmp_path, capfd):
+    """As lines, its keys would be translated. The model is not loaded first: here, there is none."""
+    good, bad = tmp_path / "a.md", tmp_path / "b.Yaml.gz"
+    good.write_text(LINE)
+    bad.write_bytes(gzip.compress(b"greeting: Good morning\n"))
+    said = run(capfd, "--model", tmp_path / "none", good, bad, "-o", f"{tmp_path}/out/", status=1)
+    assert f"{bad}: .yaml files are not supported; formats are txt, md," in said and "standard input" in said
+    assert said.count("\n") == 1 and not (tmp_path / "out").exists()
+    assert ".yaml files" in run(capfd, "--model", tmp_path / "none", "-i", bad, status=1)
+    said = run(capfd, "--model", demo, good, bad, "-o", f"{tmp_path}/out/", "--on-error", "skip", status=1)
+    assert f"{bad}: .yaml" in said and "file skipped" in said and [path.name for path in (tmp_path / "out").iterdir()] == ["a.md"]
+
+
+def test_endings():
+    codes = {*_CODES.split(), *_PARTS, *" ".join(_PARTS.values()).split()}
+    assert codes & STRUCTURED == LANGUAGES_TOO and set(FORMATS) - STRUCTURED == {"txt"}
+    for name in ("news", "news.en", "news.cs", "train.pt.gz", "part.0001", "a.tok", ".profile", "a.b/c", "a.log"):
+        assert is_lines(name) and format_of(name) is None
+    assert format_of("a.TXT.zst") == "lines" and is_lines("a.txt") and format_of("A.PO") == "gettext" and not is_lines("A.PO")
+    for ending in STRUCTURED - {*FORMATS}:
+        with pytest.raises(ValueError, match=rf"a\.{ending}: \.{ending} files are not supported"):
+            format_of(f"a.{ending}")
 
 
 def test_lines_that_are_not_text_are_skipped(demo, tmp_path, capfd):

@@ -31,6 +31,7 @@ from specdec_plugins.commands.translation.output import Output
 from specdec_plugins.commands.translation.summary import summary
 from specdec_plugins.files import MARKUP, format_of
 from specdec_plugins.settings import SCORED, UNTRAINED, Fault, Option, OptionError, Settings, option_of
+from specdec_plugins.text.endings import is_lines
 from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES, LineReader, count_line_ends
 from specdec_plugins.text.patterns import pattern
 from specdec_plugins.workers import Workers
@@ -162,11 +163,13 @@ class Progress:
 
 
 def check(options: argparse.Namespace) -> list[Fault]:
-    """Everything that is wrong with the options."""
+    """Everything that is wrong with the options. Raises ValueError for a file whose format is not supported."""
     faults: list[Fault] = []
     if options.files and options.input:
         faults.append(("input", "cannot be combined with input files as arguments"))
     options.files = options.files or [options.input] * bool(options.input)
+    for path in options.files if options.on_error == "stop" else ():
+        format_of(path)
     return [*faults, *decoding_faults(options), *file_faults(options), *format_faults(options)]
 
 
@@ -253,13 +256,13 @@ def file_faults(options: argparse.Namespace) -> Iterator[Fault]:
 
 def has_formats(options: argparse.Namespace) -> bool:
     """Whether files are translated whole, each to one of its own, rather than line by line."""
-    return is_folder(options.output) or any(format_of(path) not in (None, "lines") for path in options.files)
+    return is_folder(options.output) or not all(map(is_lines, options.files))
 
 
 def format_faults(options: argparse.Namespace) -> Iterator[Fault]:
     """Faults of the options that concern files other than lines of text, or marked-up lines."""
     files = has_formats(options)
-    lines_only = not options.markup and all(format_of(path) in (None, "lines") for path in options.files)
+    lines_only = not options.markup and all(map(is_lines, options.files))
     if files or options.markup:
         what = "files of other formats than lines, -o DIR" if files else "--markup"
         names = ["format", "tokenized", "reference", "hint", "trace", "alignments", "word_scores", "sampling"]

@@ -8,26 +8,30 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import islice
-from pathlib import PurePath
 from typing import Any, BinaryIO
 
 from specdec_plugins.corpora.stores import open_file, stamp
 from specdec_plugins.corpora.values import Piece
 from specdec_plugins.extras import needed
 from specdec_plugins.text.compressed import decompressed
+from specdec_plugins.text.endings import ending_of, is_lines
 from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES, MAX_LINE_BYTES, LineReader
 
 BLOCK = 1 << 20  # bytes
+COLUMNS = ("tsv", "jsonl", "parquet")
 Skipped = Callable[[ValueError], None] | None
 Key = tuple[str, tuple[int, str]]  # a file as it was at a time
 _behind: dict[Key, BinaryIO] = {}  # the compressed input whose piece this process read last, open where that ended
 
 
 def form(path: str) -> str:
-    """``lines``, ``tsv``, ``jsonl`` or ``parquet``."""
-    name = PurePath(path)
-    suffix = PurePath(name.stem).suffix if name.suffix in (".gz", ".zst") else name.suffix
-    return suffix[1:] if suffix in (".tsv", ".jsonl", ".parquet") else "lines"
+    """``lines``, ``tsv``, ``jsonl`` or ``parquet``. Raises ValueError for a file of another structure."""
+    ending = ending_of(path)
+    if ending in COLUMNS:
+        return ending
+    if not is_lines(path):
+        raise ValueError(f"{path}: .{ending} files are not supported; inputs are lines of text, .tsv, .jsonl or .parquet")
+    return "lines"
 
 
 @contextmanager

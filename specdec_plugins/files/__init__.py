@@ -5,14 +5,18 @@ A format is a function in one file of this package, from the characters of a fil
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import islice
 from pathlib import PurePath
+from types import ModuleType
 
+from specdec_plugins.files.rewriting import Written, meaning, misread, rewrite
+from specdec_plugins.text.endings import STRUCTURED, ending_of
 from specdec_plugins.text.icu import is_message
-from specdec_plugins.text.placing import Mark, Placed, Unit
+from specdec_plugins.text.placing import Mark, Pieces, Placed, Unit
 
 MOST = 16_000_000  # bytes of a file, which is held in memory; lines of text are streamed
 LONGEST = 1_000_000  # characters of a span
@@ -22,18 +26,20 @@ FORMATS = {
     "yaml": "yaml", "yml": "yaml", "properties": "properties", "strings": "apple", "strings.xml": "android",
     "docx": "docx", "odt": "odt",
 }  # fmt: skip
-CONTROL = re.compile(r"[\0-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # what XML cannot hold, and models write for unknown letters
-COMPRESSED = (".gz", ".zst")
 MARKUP = {"html": "html", "xml": "xml.fragment"}  # the format of texts that are marked up
 MESSAGE = "strings.message"  # of texts with ICU's plurals
 
 
 class Unreadable(ValueError):
-    """A file that is not what its name says; ``at`` is the character at fault, or None."""
+    """A file that is not what its name says, or would not be with its translations; ``at`` is the character at fault, or None."""
 
     def __init__(self, at: int | None, what: str):
         super().__init__(at, what)
         self.at, self.what = at, what
+
+    def where(self, source: str) -> str:
+        """The line, to follow the file's name in an error."""
+        return "" if self.at is None else f", line {source.count(chr(10), 0, self.at) + 1}"
 
 
 @dataclass(frozen=True)
@@ -41,9 +47,10 @@ class Span:
     """The characters ``start`` to ``end`` of a file, which a translation of ``text`` replaces.
 
     ``escape`` spells text as the file does. ``marks`` are inline tags, and ``places`` the characters of the file that they are.
-    ``write`` makes the replacement from the translation so spelled, told whether it needs review. Unless it is ``always``
-    written, a translation equal to its text changes nothing. ``whole`` and ``lines`` are those of `Unit`. If the text needs
-    review, the span that starts at ``marked`` says so. A text may be of a ``form``, as a file is.
+    ``write`` makes the replacement from the translation so spelled, told whether it needs review; ``reads`` tells what counts of
+    a text that is read again. Unless it is ``always`` written, a translation equal to its text changes nothing. ``arrange`` moves
+    tags that cannot be where they were placed. ``whole`` and ``lines`` are those of `Unit`. If the text needs review, the span
+    that starts at ``marked`` says so. A text may be of a ``form``, as a file is.
     """
 
     start: int
@@ -53,11 +60,18 @@ class Span:
     marks: Sequence[Mark] = ()
     places: Sequence[tuple[int, int]] = ()
     write: Callable[[str, bool], str] = lambda text, doubtful: text
+    arrange: Callable[[Pieces], Pieces] | None = None
+    reads: Callable[[str], str] = str
     always: bool = False
     whole: bool = False
     lines: bool = False
     marked: int | None = None
     form: str | None = None
+
+    @property
+    def top(self) -> int:
+        """What the spans of one entry have in common."""
+        return self.start if self.marked is None else self.marked
 
 
 @dataclass(frozen=True)
@@ -74,10 +88,16 @@ def split(names: str | None) -> list[str]:
 
 
 def format_of(path: str) -> str | None:
-    """The format of a file, by its name without the endings of compression; None if it is read as lines of text."""
-    name = PurePath(path)
-    name = name.with_suffix("") if name.suffix in COMPRESSED else name
-    return FORMATS.get(name.name.lower()) or FORMATS.get(name.suffix[1:].lower())
+    """The format of a file, by its name's ending; None if it is read as lines of text. Raises ValueError for others."""
+    name, ending = PurePath(path).name.lower().removesuffix(".gz").removesuffix(".zst"), ending_of(path)
+    if "." in name and name in FORMATS:
+        return FORMATS[name]
+    if ending in STRUCTURED and ending not in FORMATS:
+        raise ValueError(
+            f"{path}: .{ending} files are not supported; formats are {', '.join(FORMATS)}. To translate each of its lines, "
+            "markup and all, give it on standard input, which is plain text"
+        )
+    return FORMATS.get(ending)
 
 
 class TextFile:
@@ -87,7 +107,9 @@ class TextFile:
     """
 
     def __init__(self, source: str, form: str, options: Options, markup: str | None = None):
-        self.source, self.spans = source, find_spans(source, form, options)
+        self.source, self.form, self.options = source, form, options
+        self.found = all_spans(source, form, options)
+        self.spans = translatable(self.found)
         self.inner = [self._inner(span, options, markup) for span in self.spans]
 
     def _inner(self, span: Span, options: Options, markup: str | None) -> "TextFile | None":
@@ -95,10 +117,8 @@ class TextFile:
         form, rest = span.form, markup if span.form else None
         if not form and not span.marks:
             form = MARKUP[markup] if markup else MESSAGE if not span.whole and is_message(span.text) else None
-        try:
+        with placed_at(span):
             return TextFile(span.text, form, options, rest) if form else None
-        except Unreadable as error:
-            raise Unreadable(span.start, error.what) from None
 
     @property
     def units(self) -> list[Unit]:
@@ -116,23 +136,62 @@ class TextFile:
     def translated(self, placed: Sequence[Placed | None], least: float = 0.0) -> str:
         """The file with the translation of each unit; those of less confidence than ``least`` are marked where the format can.
 
-        None leaves a text as it is.
+        None, or an empty translation, leaves a text as it is. Raises Unreadable for one that would be read differently.
         """
         rest, whole = iter(placed), list[Placed | None]()
-        for inner in self.inner:
+        for span, inner in zip(self.spans, self.inner):
             own = list(islice(rest, len(inner.units) if inner else 1))
             if inner and own and None not in own:
-                text = inner.translated(own)
+                with placed_at(span):
+                    text = inner.translated(own)
                 confidence = min((each.confidence for each in own if each), default=1.0)
                 own = [Placed([text], text != inner.source, confidence)]
             whole.append(own[0] if own and None not in own else None)
-        return rewrite(self.source, zip(self.spans, whole), least)
+        placements = [(span, arranged(span, each)) for span, each in zip(self.spans, whole) if each]
+        empty = {span.top for span, each in placements if not meaning(span, each).strip()}
+        changed = [(span, each) for span, each in placements if (each.changed or span.always) and span.top not in empty]
+        text, written, meant = rewrite(self.source, changed, least)
+        if changed:
+            self._check(text, written, meant)
+        return text
+
+    def _check(self, text: str, written: Sequence[Written], meant: Mapping[tuple[int, int], str]) -> None:
+        """Read a file with translations again. Raises Unreadable, with the character of the source, if it says anything else."""
+        try:
+            after = readable(text, self.form, self.options)
+        except Unreadable as error:
+            at = max((each.span.start for each in written if each.start <= (error.at or 0)), default=written[0].span.start)
+            raise Unreadable(at, f"with its translations the file would be damaged ({error.what})") from None
+        before = readable(self.source, self.form, self.options) if has_written(self.form) else self.found
+        if fault := misread(before, after, written, meant):
+            raise Unreadable(*fault)
+
+
+def arranged(span: Span, placed: Placed) -> Placed:
+    return replace(placed, pieces=span.arrange(placed.pieces)) if span.arrange else placed
+
+
+@contextmanager
+def placed_at(span: Span) -> Iterator[None]:
+    """Errors of a text that has spans of its own are at its place in the file."""
+    try:
+        yield
+    except Unreadable as error:
+        raise Unreadable(span.start, error.what) from None
 
 
 def find_spans(source: str, form: str, options: Options) -> list[Span]:
-    """The spans of a file, in order; those around others first."""
-    module, _, function = form.partition(".")
-    found = getattr(import_module(f"specdec_plugins.files.{module}"), function or "spans")(source, options)
+    """The spans of a file that have something to translate, in order; those around others first."""
+    return translatable(all_spans(source, form, options))
+
+
+def translatable(spans: Iterable[Span]) -> list[Span]:
+    return [span for span in spans if span.always or has_letters(span)]
+
+
+def all_spans(source: str, form: str, options: Options, function: str = "") -> list[Span]:
+    """What a format's function finds, in order; those around others first. Raises Unreadable."""
+    found = getattr(module_of(form), function or form.partition(".")[2] or "spans")(source, options)
     spans = sorted(found, key=lambda span: (span.start, -span.end))
     for span in spans:
         if len(span.text) > LONGEST:
@@ -140,26 +199,23 @@ def find_spans(source: str, form: str, options: Options) -> list[Span]:
     return spans
 
 
-def rewrite(source: str, translated: Iterable[tuple[Span, Placed | None]], least: float) -> str:
-    """The file with its translations. They come as `find_spans` returns the spans."""
-    changed = [(span, placed) for span, placed in translated if placed and (placed.changed or span.always)]
-    starts = [span.start for span, _ in changed]
-    doubtful = {span.start if span.marked is None else span.marked for span, placed in changed if placed.confidence < least}
+def readable(source: str, form: str, options: Options) -> list[Span]:
+    """All texts of a file, translated ones too: what ``written`` finds, in formats whose ``spans`` lack a translation."""
+    return all_spans(source, form, options, "written" if has_written(form) else "")
 
-    def piece(span: Span, each: str | int) -> str:
-        if isinstance(each, int):
-            return patched(*span.places[each])
-        clean = CONTROL.sub("", each)
-        return span.escape(clean if clean == each or not CONTROL.search(span.text) else each)
 
-    def patched(start: int, end: int) -> str:
-        """Part of the file with the spans in it, and those in their tags."""
-        parts, at = list[str](), start
-        for span, placed in changed[bisect_left(starts, start) : bisect_left(starts, end)]:
-            if at <= span.start and span.end <= end:
-                text = "".join(piece(span, each) for each in placed.pieces)
-                parts += [source[at : span.start], span.write(text, span.start in doubtful)]
-                at = span.end
-        return "".join([*parts, source[at:end]])
+def has_written(form: str) -> bool:
+    return "." not in form and hasattr(module_of(form), "written")
 
-    return patched(0, len(source) + 1)
+
+def module_of(form: str) -> ModuleType:
+    return import_module(f"specdec_plugins.files.{form.partition('.')[0]}")
+
+
+def has_letters(span: Span) -> bool:
+    """Whether a text has a letter that no tag replaces."""
+    at, parts = 0, list[str]()
+    for mark in span.marks:
+        parts.append(span.text[at : mark.start])
+        at = mark.end
+    return any(map(str.isalpha, "".join([*parts, span.text[at:]])))

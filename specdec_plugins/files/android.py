@@ -77,7 +77,7 @@ def texts(source: str, found: Sequence[Token], dialect: Dialect) -> Iterator[Spa
     unicode = {token.text: raw for token, raw in zip((token for token in own if token.kind == "text"), raws) if raw[:2] == "\\u"}
     table = str.maketrans(unicode | SPELLED)
     for span in spans_of(source, own, dialect):
-        yield replace(span, escape=partial(escaped, table=table, escape=span.escape), write=written, lines=True)
+        yield replace(span, escape=partial(escaped, table=table, escape=span.escape), write=begun, lines=True)
 
 
 def pieces(source: str, found: Sequence[Token]) -> Iterator[Token]:
@@ -114,6 +114,6 @@ def escaped(text: str, table: dict[int, str], escape: Callable[[str], str]) -> s
     return BARE.sub(r"\\'", escape(text.translate(table)))
 
 
-def written(text: str, doubtful: bool) -> str:
+def begun(text: str, doubtful: bool) -> str:
     """A text, which is no reference."""
     return "\\" + text if text[:1] in ("@", "?") else text

@@ -8,11 +8,10 @@ Most files are one text in UTF-8. The module of a format may say otherwise, with
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import islice
 from types import ModuleType
 
-from specdec_plugins.files import MOST, Options, TextFile, Unreadable
+from specdec_plugins.files import MOST, Options, TextFile, Unreadable, module_of
 from specdec_plugins.files.packages import LARGEST, Package
 from specdec_plugins.text.lines import decoded
 from specdec_plugins.text.placing import Placed, Unit
@@ -24,6 +23,7 @@ Encode = Callable[[str], bytes]
 class Content:
     """The ``texts`` of a file by name, which is empty for a file that is one text. ``encode`` makes the file's bytes of them."""
 
+    path: str
     texts: Sequence[tuple[str, TextFile]]
     encode: Callable[[Sequence[str]], bytes]
 
@@ -40,9 +40,14 @@ class Content:
         return places
 
     def translated(self, placed: Sequence[Placed | None], least: float = 0.0) -> bytes:
-        """The file with the translation of each unit, as `TextFile.translated`."""
-        rest = iter(placed)
-        return self.encode([text.translated(list(islice(rest, len(text.units))), least) for _, text in self.texts])
+        """The file with the translation of each unit, as `TextFile.translated`. Raises ValueError if it would be damaged."""
+        rest, written = iter(placed), list[str]()
+        for name, text in self.texts:
+            try:
+                written.append(text.translated(list(islice(rest, len(text.units))), least))
+            except Unreadable as error:
+                raise ValueError(f"{placed_in(self.path, name, text.source, error)}; the file is not written") from None
+        return self.encode(written)
 
 
 @dataclass(frozen=True)
@@ -62,9 +67,8 @@ class Source:
             try:
                 found.append((name, TextFile(text, self.form, options, markup)))
             except Unreadable as error:
-                where = "" if error.at is None else f", line {text.count(chr(10), 0, error.at) + 1}"
-                raise ValueError(f"{self.path}{f', {name}' if name else ''}{where}: {error.what}") from None
-        return Content(found, self.encode)
+                raise ValueError(placed_in(self.path, name, text, error)) from None
+        return Content(self.path, found, self.encode)
 
 
 def read_source(data: bytes, path: str, form: str) -> Source:
@@ -102,10 +106,10 @@ def read_text(data: bytes, name: str, module: ModuleType) -> tuple[Encode, str]:
     return lambda text: (mark + text).encode(), text
 
 
+def placed_in(path: str, name: str, source: str, error: Unreadable) -> str:
+    return f"{path}{f', {name}' if name else ''}{error.where(source)}: {error.what}"
+
+
 def most_bytes(form: str) -> int:
     """The largest file of a format."""
     return LARGEST if hasattr(module_of(form), "parts") else MOST
-
-
-def module_of(form: str) -> ModuleType:
-    return import_module(f"specdec_plugins.files.{form.partition('.')[0]}")

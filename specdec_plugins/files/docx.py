@@ -170,12 +170,13 @@ class Paragraph:
         return "".join(kept)
 
     def span(self, start: int, end: int) -> Span | None:
-        """The span of what was read, if it has a letter."""
+        """The span of what was read, if it has text."""
         items = joined(with_fields(self.items))
-        if not any(character.isalpha() for item in items if item.kind == "text" for character in item.text):
+        if not any(item.kind == "text" and item.text.strip() for item in items):
             return None
         text, looks, around = marked_up(items)
-        return Span(start, end, text, write=partial(written, looks=looks, around=around), form=INLINE)
+        write, reads = (partial(function, looks=looks, around=around) for function in (in_runs, seen))
+        return Span(start, end, text, write=write, reads=reads, form=INLINE)
 
 
 def run(look: str, inner: str) -> str:
@@ -277,33 +278,52 @@ def marked_up(items: Sequence[Item]) -> tuple[str, list[str], list[Level]]:
     return "".join([*pieces, "</g>" * bool(current)]), list(numbers), levels
 
 
-def written(text: str, doubtful: bool, looks: Sequence[str], around: Sequence[Level]) -> str:
+def in_runs(text: str, doubtful: bool, looks: Sequence[str], around: Sequence[Level]) -> str:
     """A paragraph's XML from our markup."""
+    return "".join(
+        run(look, f'<w:t xml:space="preserve">{escape(inner)}</w:t>') if is_text else inner
+        for inner, look, is_text in pieces(text, looks, around)
+    )
+
+
+def seen(text: str, looks: Sequence[str], around: Sequence[Level]) -> str:
+    """What a paragraph shows: its words with their formats, whatever runs they are in, and its elements."""
+    found, last = list[str](), ""
+    for inner, look, is_text in pieces(text, looks, around):
+        if not is_text or inner.strip():
+            found += [f"<{look}>" * (is_text and look != last), "".join(inner.split()) if is_text else inner]
+            last = look if is_text else last
+    return "".join(found)
+
+
+def pieces(text: str, looks: Sequence[str], around: Sequence[Level]) -> Iterator[tuple[str, str, bool]]:
+    """The texts of a paragraph in our markup with their formats, and the XML between them, which are not text."""
     found = tokens(text, ROOT)[1:-1]
-    ends, pieces, words = closings(found), list[str](), ""
+    ends, words = closings(found), list[str]()
     stack = [around[0].look]  # formats
     closing = list[str]()  # of open elements
     index = 0
     while index < len(found):
         token = found[index]
         if token.kind == "text":
-            words += token.text
+            words.append(token.text)
         elif words:
-            pieces.append(run(stack[-1], f'<w:t xml:space="preserve">{escape(words)}</w:t>'))
-            words = ""
+            yield "".join(words), stack[-1], True
+            words = []
         if token.kind == "close":
             stack.pop()
-            pieces.append(closing.pop())
+            yield closing.pop(), "", False
         elif token.kind == "open" and token.name in ("k", "b"):
-            pieces.append(text[token.end : found[ends[index]].start])
+            yield text[token.end : found[ends[index]].start], "", False
             index = ends[index]
         elif token.kind == "open":
             number = int(dict(token.attributes)["n"] or 0)
             stack.append(looks[number] if token.name == "g" else around[number].look)
             closing.append("" if token.name == "g" else around[number].closing)
-            pieces.append("" if token.name == "g" else around[number].opening)
+            yield "" if token.name == "g" else around[number].opening, "", False
         index += 1
-    return "".join([*pieces, run(stack[-1], f'<w:t xml:space="preserve">{escape(words)}</w:t>') if words else ""])
+    if words:
+        yield "".join(words), stack[-1], True
 
 
 def inline(source: str, options: Options) -> Iterator[Span]:

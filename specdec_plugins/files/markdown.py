@@ -4,17 +4,21 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from specdec_plugins.extras import needed
 from specdec_plugins.files import Options, Span, Unreadable, html
+from specdec_plugins.files.emphasis import Tag, arranged
 from specdec_plugins.files.markup import Token, span_of, spelled
 
 LONGEST = 50_000  # characters of a paragraph: a hostile one takes the parser time quadratic in its length
 SPACED_BREAK = re.compile(r"(?<! ) (?= *(?:  |\\)\r?\n)")  # the space that a hard break is for the model
+ENTITY = re.compile(r"&(?=#?[0-9A-Za-z]+;)")
 SPECIAL = "\\`*_[]<|"
 BLOCK = r"((?:\A|\n)[ \t{}]*)(?:(\d+)(?=[.)]\s|[.)]\Z)|(?=(?:[-+]|#{{1,6}})(?:\s|\Z)|~~~{}|(?:-+|=+)[ \t\r]*(?:\n|\Z)))"
+FENCES = ("---", "+++")  # around front matter in YAML or TOML
+CLOSING = re.compile(r"(?:(?<=\s)|\A)(#+\s*)\Z")
 OUTSIDE, IN_QUOTE = re.compile(BLOCK.format("", "|>")), re.compile(BLOCK.format(">", ""))  # lines that would begin a block
 
 
@@ -61,8 +65,8 @@ class Lines:
         self.source, self.reached = source, 0  # the end of the last table cell
         self.bounds = [(start, end) for (_, start), (end, _) in pairwise([(0, 0), *ends, (len(source), len(source))])]
         texts, self.body = [source[start:end] for start, end in self.bounds], source
-        if texts[0] == "---" and "---" in texts[1:]:  # front matter, blanked
-            count = texts.index("---", 1) + 1
+        if texts[0] in FENCES and texts[0] in texts[1:]:  # front matter, blanked
+            count = texts.index(texts[0], 1) + 1
             texts[:count] = [""] * count
             self.body = "\n".join(texts)
 
@@ -72,21 +76,28 @@ class Lines:
         for text, (start, stop) in zip(content.split("\n"), self.bounds[slice(*rows)]):
             line, words = self.source[start:stop].rstrip(), text.rstrip()
             if cell:
-                found = self.source.find(words, max(start, self.reached), stop)
-                self.reached = found + len(words)
+                spelled = words.replace("|", "\\|")
+                found = self.source.find(spelled, max(start, self.reached), stop)
+                self.reached = found + len(spelled)
             elif line.endswith(words):
                 found = start + len(line) - len(words)
             else:  # a heading's closing signs follow
                 found = self.source.find(words, start, stop)
             if found < 0:
                 return []
-            places += range(found, found + len(text) + 1)
+            widths = [1 + (cell and character == "|") for character in text]
+            places += accumulate(widths, initial=found)
         return places if len(places) == len(content) + 1 else []
 
 
 def text_of_paragraph(text: str, doubtful: bool, block: re.Pattern[str]) -> str:
     """A translation without lines that begin another block, such as a list, or make it a heading."""
-    return block.sub(r"\1\2\\", SPACED_BREAK.sub("", text))
+    return block.sub(r"\1\2\\", SPACED_BREAK.sub("", text.lstrip()))
+
+
+def text_of_heading(text: str, doubtful: bool) -> str:
+    """A translation without the signs that close a heading."""
+    return CLOSING.sub(r"\\\1", text.strip())
 
 
 def paragraph(source: str, content: str, places: Sequence[int], children: Sequence[Any], lines: bool) -> Iterator[Span]:
@@ -111,7 +122,16 @@ def paragraph(source: str, content: str, places: Sequence[int], children: Sequen
     if span := span_of(source, whole_links(source, tokens), escapes):
         quoted = any(re.search(r"\n[ \t]*>", source[token.start : token.end]) for token in tokens)
         write = partial(text_of_paragraph, block=IN_QUOTE if quoted else OUTSIDE)
-        yield replace(span, write=write) if lines else span
+        escape = partial(escaped, escape=span.escape, entities="&" in escapes)
+        tags = [Tag.of(n, mark, source[slice(*place)]) for n, (mark, place) in enumerate(zip(span.marks, span.places))]
+        arrange = partial(arranged, tags=tags)
+        span = replace(span, escape=escape, arrange=arrange)
+        yield replace(span, write=write if lines else text_of_heading)
+
+
+def escaped(text: str, escape: Callable[[str], str], entities: bool) -> str:
+    """The text without entities, unless it has them for ``&``."""
+    return escape(text) if entities else ENTITY.sub(r"\\&", escape(text))
 
 
 def whole_links(source: str, tokens: Sequence[Token]) -> list[Token]:
@@ -150,7 +170,7 @@ def walk(content: str, children: Sequence[Any]) -> Iterator[Token]:
             plain = all(each.type == "text" for each in child.children or ())
             token = Token("alone", at, child.meta["end"], attributes=[("alt", child.content)] * plain)
         elif child.type == "html_inline":
-            tag = html.tokens(child.content)[0]
+            tag = html.markup(child.content, 0)
             token = tag._replace(start=at, end=at + len(child.content), attributes=())
         elif child.type == "link_close":
             token = Token("close", at, child.meta["end"], name="link")

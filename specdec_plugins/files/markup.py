@@ -17,7 +17,12 @@ from specdec_plugins.text.placing import DEEPEST, Mark
 
 SPACE = " \t\n\r\f"
 ESCAPED = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-LOWER = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
+TAG = re.compile(r"</?[^\t\n\f\r />]+")
+ATTRIBUTE = re.compile(  # as browsers read them, and so those of XML too
+    r"""[\t\n\f\r /]*+(?P<name>[^\t\n\f\r />][^\t\n\f\r />=]*+)"""
+    r"""(?:[\t\n\f\r ]*=[\t\n\f\r ]*(?:(?P<value>"[^"]*"|'[^']*'|[^\t\n\f\r >"'][^\t\n\f\r >]*)|(?=>)))?"""
+)
+VALUE = re.compile(r"[\t\n\f\r ]*=[\t\n\f\r ]*[^\t\n\f\r >]")  # one that is not closed
 MOST_TOKENS = 1_000_000  # tags and texts of a file, which take half a kilobyte each
 LONGEST_ENTITY = 40  # characters
 CHARACTER = re.compile(rf"&[^;&\s]{{1,{LONGEST_ENTITY}}};|.", re.DOTALL)  # an entity, or itself
@@ -110,7 +115,7 @@ class Blocks:
 
     def _on(self, token: Token) -> bool:
         """Whether the text in an element is translated."""
-        attributes = dict(token.attributes)
+        attributes = dict(reversed(token.attributes))  # the first of a name counts
         if attributes.get("translate") == "no" or "notranslate" in (attributes.get("class") or "").split():
             return False
         return attributes.get("translate") == "yes" or (
@@ -179,14 +184,14 @@ def characters(source: str, token: Token) -> Iterator[Token]:
 
 
 def span_of(source: str, tokens: Sequence[Token], escapes: Mapping[str, str] | None = None) -> Span | None:
-    """The span of a block's tokens, which follow one another; None without a letter to translate.
+    """The span of a block's tokens, which follow one another; None without text.
 
     ``escapes`` spell characters; without them, they are XML's and the entities that the block itself has.
     """
     partners = partners_of(tokens)
     first, last = trimmed(tokens, partners)
     tokens, partners = tokens[first:last], {index - first: other - first for index, other in partners.items()}
-    if not any(character.isalpha() for token in tokens if token.kind == "text" for character in token.text):
+    if not any(token.kind == "text" and token.text.strip(SPACE) for token in tokens):
         return None
     start, end = tokens[0].start, tokens[-1].end
     texts = [token.text if token.kind in ("text", "kept") else "" for token in tokens]
@@ -254,27 +259,23 @@ def trimmed(tokens: Sequence[Token], partners: Mapping[int, int]) -> tuple[int, 
 
 
 def attribute_spans(source: str, token: Token, names: Collection[str]) -> Iterator[Span]:
-    """The values of a tag's attributes that are text: the parser tells their order, not their places."""
+    """The values of a tag's attributes that are text and in quotes."""
     if not any(name in names and value for name, value in token.attributes):
         return
-    tag, at = source[token.start : token.end].translate(LOWER), len(token.name) + 1
-    for name, value in token.attributes:
-        at = tag.find(name, at) + len(name)
-        if value is None:
-            continue
-        at = tag.find("=", at) + 1
-        while tag[at].isspace():
-            at += 1
-        quote = tag[at] if tag[at] in "\"'" else ""
-        start = at + len(quote)
-        end = tag.find(quote, start) if quote else start
-        at = end + len(quote)
-        while not quote and not tag[at].isspace() and at < len(tag) - 1:
-            at += 1
-        if quote and name in names and any(map(str.isalpha, value)):
-            begin, stop = token.start + start, token.start + end
+    for (name, value), match in zip(token.attributes, attributes_of(source, token.start), strict=True):
+        quote = (match["value"] or "")[:1]
+        if value and name in names and quote in ("'", '"'):
             table = str.maketrans(ESCAPED | {quote: "&quot;" if quote == '"' else "&#39;"})
-            yield Span(begin, stop, value, partial(spelled, table=table))
+            yield Span(match.start("value") + 1, match.end("value") - 1, value, partial(spelled, table=table))
+
+
+def attributes_of(source: str, start: int) -> Iterator[re.Match[str]]:
+    """The attributes of the tag that begins at a character, as they are spelled. Raises Unreadable for an open quote."""
+    match = TAG.match(source, start)
+    while match and (match := ATTRIBUTE.match(source, match.end())):
+        yield match
+        if match["value"] is None and VALUE.match(source, match.end()):
+            raise Unreadable(start, "a tag, comment or declaration is not closed")
 
 
 def entities(source: str, tokens: Iterable[Token]) -> dict[str, str]:

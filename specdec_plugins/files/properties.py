@@ -53,6 +53,11 @@ def units(character: str) -> str:
 
 
 def spans(source: str, options: Options) -> Iterator[Span]:
+    return (span for span in written(source, options) if is_prose(span.text))
+
+
+def written(source: str, options: Options) -> Iterator[Span]:
+    """All values."""
     at = 0
     while (at := BLANK.match(source, at).end()) < len(source):  # type: ignore[union-attr]
         if comment := COMMENT.match(source, at):
@@ -63,9 +68,8 @@ def spans(source: str, options: Options) -> Iterator[Span]:
         value(source, at, key.end())  # refuses what Java does
         start, end = SEPARATOR.match(source, key.end()).end(), LINE.match(source, at).end()  # type: ignore[union-attr]
         text = value(source, start, end)
-        if is_prose(text):
-            form = MESSAGE if ARGUMENT.search(text) and not is_message(text) and is_formatted(text) else None
-            yield Span(start, end, text, partial(spelled, table=SPELLED), write=written, lines=True, form=form)
+        form = MESSAGE if ARGUMENT.search(text) and not is_message(text) and is_formatted(text) else None
+        yield Span(start, end, text, partial(spelled, table=SPELLED), write=begun, lines=True, form=form)
         at = end
 
 
@@ -86,7 +90,7 @@ def value(source: str, start: int, end: int) -> str:
         raise Unreadable(start, "\\u of half a character") from None
 
 
-def written(text: str, doubtful: bool) -> str:
+def begun(text: str, doubtful: bool) -> str:
     """A value; its first space would belong to the separator."""
     return "\\" + text if text.startswith(" ") else text
 

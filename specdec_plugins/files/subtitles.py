@@ -3,38 +3,54 @@
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from html import unescape
 
-from specdec_plugins.files import Options, Span, Unreadable, html
-from specdec_plugins.files.markup import span_of
+from specdec_plugins.files import Options, Span, Unreadable
+from specdec_plugins.files.markup import Token, span_of
 
-TIME = re.compile(r"<\d(?=[\d:.]*>)")  # begins a tag for WebVTT, text for HTML
+LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n|\Z)")
+TIME = r"\s*(?:\d+:)?\d{1,2}:\d\d[.,]\d{1,3}\s*"
+TIMES = re.compile(rf"{TIME}-->{TIME}(?:\s.*)?", re.DOTALL)
+TAG = {  # of SubRip, where players know some of HTML's tags and {\an8}; of WebVTT
+    False: re.compile(r"<(/?)([A-Za-z][A-Za-z0-9]*)[^<>\r\n]*>|\{\\[^{}]*\}"),
+    True: re.compile(r"<(/?)([^\s.<>]*)[^>]*>"),
+}
+ALONE = re.compile(r"\d.*|br|", re.DOTALL)  # names of tags without an end; in WebVTT, times
 
 
 def spans(source: str, options: Options) -> Iterator[Span]:
-    entities = source.lstrip("\ufeff").startswith("WEBVTT")  # SubRip has none
+    web = source.lstrip("\ufeff").startswith("WEBVTT")
     start, cue = 0, -1
-    for line in [*source.splitlines(keepends=True), ""]:
-        if cue >= 0 and not line.strip():
-            yield from cue_spans(source, cue, start, entities)
-            cue = -1
-        elif cue < 0 and "-->" in line:
+    for line in [*LINE.findall(source), ""]:
+        if "-->" in line:
+            if cue >= 0:
+                raise Unreadable(start, "a time within a cue; write an empty line before it")
+            if not TIMES.fullmatch(line):
+                raise Unreadable(start, "not the times of a cue, such as 00:01:02,500 --> 00:01:04,000")
             cue = start + len(line)
+        elif cue >= 0 and not line.strip():
+            yield from cue_spans(source, cue, start, web)
+            cue = -1
         start += len(line)
 
 
-def cue_spans(source: str, start: int, end: int, entities: bool) -> Iterator[Span]:
-    cue = source[start:end]
-    try:
-        found = html.tokens(TIME.sub("<t", cue) if entities else cue)
-    except Unreadable as error:
-        raise Unreadable(start + (error.at or 0), error.what) from None
-    names = (token.name.partition(".")[0] for token in found)  # <c.red> ends in </c>
-    tokens = [each._replace(start=start + each.start, end=start + each.end, name=name) for each, name in zip(found, names)]
-    if not entities:
-        tokens = [each._replace(text=source[each.start : each.end]) if each.kind == "text" else each for each in tokens]
-    if span := span_of(source, tokens, None if entities else {}):
-        ends = source[span.start : span.end].splitlines(keepends=True)
-        yield replace(span, write=lambda text, doubtful: broken(text, len(ends), ends[0][len(ends[0].rstrip()) :]))
+def cue_spans(source: str, start: int, end: int, web: bool) -> Iterator[Span]:
+    tokens, at = list[Token](), start
+    for match in [*TAG[web].finditer(source, start, end), None]:
+        following = match.start() if match else end
+        if following > at:
+            text = source[at:following]
+            if web and "<" in text:
+                raise Unreadable(at + text.index("<"), "a tag is not closed")
+            tokens.append(Token("text", at, following, unescape(text) if web else text))
+        if match:
+            name = match[2] or ""
+            kind = "alone" if ALONE.fullmatch(name) else "close" if match[1] else "open"
+            tokens.append(Token(kind, following, match.end(), name=name if web else name.lower()))  # type: ignore[arg-type]
+            at = match.end()
+    if span := span_of(source, tokens, None if web else {}):
+        ends = re.findall(r"\r\n?|\n", source[span.start : span.end])
+        yield replace(span, write=lambda text, doubtful: broken(text.strip(), len(ends) + 1, ends[0] if ends else "\n"))
 
 
 def broken(text: str, lines: int, end: str) -> str:

@@ -6,6 +6,8 @@ from functools import partial
 
 from specdec_plugins.files import Options, Span, Unreadable
 
+Field = tuple[int, int, str]  # the first character, the one after the last, and the text
+
 
 def commas(source: str, options: Options) -> Iterator[Span]:
     return spans(source, options, ",")
@@ -19,7 +21,9 @@ def spans(source: str, options: Options, separator: str) -> Iterator[Span]:
     if not options.columns:
         raise Unreadable(None, "a table: name its columns with --columns, such as --columns 2 or --columns title,text")
     columns: list[int] | None = None
-    for row in rows(source, separator):
+    found = list(rows(source, separator))
+    check_separator(source, found)
+    for row in found:
         if columns is None:
             columns, header = chosen(options.columns, [text for _, _, text in row])
             if header:
@@ -29,6 +33,15 @@ def spans(source: str, options: Options, separator: str) -> Iterator[Span]:
                 start, end, text = row[column]
                 how = partial(write, separator=separator, quoted=source[start : start + 1] == '"')
                 yield Span(start, end, text, write=how, lines=True)
+
+
+def check_separator(source: str, found: Sequence[Sequence[Field]]) -> None:
+    """Raises Unreadable for a table that another character separates: its rows would be texts."""
+    if all(len(row) == 1 for row in found):
+        for other, name in ((";", "semicolons"), ("\t", "tabs"), (",", "commas"), ("|", "bars")):
+            counts = {text.count(other) for _, _, text in (row[0] for row in found)}
+            if len(found) > 1 and len(counts) == 1 and counts != {0}:
+                raise Unreadable(0, f"seems to be separated by {name}; .csv has commas, .tsv tabs")
 
 
 def chosen(columns: Sequence[str], first: Sequence[str]) -> tuple[list[int], bool]:
@@ -42,10 +55,10 @@ def chosen(columns: Sequence[str], first: Sequence[str]) -> tuple[list[int], boo
     return [first.index(column) for column in columns], True
 
 
-def rows(source: str, separator: str) -> Iterator[list[tuple[int, int, str]]]:
-    """The fields of each row: the first character, the one after the last, and the text."""
+def rows(source: str, separator: str) -> Iterator[list[Field]]:
+    """The fields of each row."""
     ending = re.compile(rf"{separator}|\r\n?|\n|\Z")
-    at, row = 0, list[tuple[int, int, str]]()
+    at, row = 0, list[Field]()
     while at < len(source) or row:
         start, text = at, ""
         if source.startswith('"', at):
@@ -56,7 +69,9 @@ def rows(source: str, separator: str) -> Iterator[list[tuple[int, int, str]]]:
             text = source[start + 1 : at - 1].replace('""', '"')
         match = ending.search(source, at)
         assert match is not None
-        row.append((start, match.start(), text + source[at : match.start()]))
+        if match.start() > at > start:
+            raise Unreadable(start, "a quoted field goes on after its quotes")
+        row.append((start, match.start(), text or source[at : match.start()]))
         at = match.end()
         if match[0] != separator:
             yield row

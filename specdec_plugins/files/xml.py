@@ -79,7 +79,7 @@ class Reader:
         self.cdata = False
 
     def _declared(self, version, encoding, standalone):
-        if encoding and encoding.lower() not in ("utf-8", "us-ascii"):
+        if encoding and encoding.lower() != "utf-8":
             raise Unreadable(0, f"declares the encoding {encoding[:40]}; convert the file to UTF-8")
         self._found("alone")
 

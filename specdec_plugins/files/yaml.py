@@ -29,18 +29,23 @@ HTML_KEY = re.compile(r"(?:.*_)?html")  # of Rails, whose values are HTML
 
 
 def spans(source: str, options: Options) -> Iterator[Span]:
+    return (span for span in written(source, options) if is_prose(span.text))
+
+
+def written(source: str, options: Options) -> Iterator[Span]:
+    """All values that are strings."""
     if len(source) > LONGEST:
         raise Unreadable(None, f"longer than {LONGEST:,} characters; split it")
     try:
         starts = {each.end_mark.index: each.start_mark.index for each in scalars(source)}
         for event, key, flow in values(source):
             start, end = starts.get(event.end_mark.index, event.end_mark.index), event.end_mark.index
-            if event.tag not in (None, "!", STRING) or not is_prose(event.value):
+            if event.tag not in (None, "!", STRING) or start == end:
                 continue
             if not event.style and not event.tag and OTHER.fullmatch(event.value):
                 continue
             raw, form = source[start:end], "html" if HTML_KEY.fullmatch(key) else None
-            if event.style in ("|", ">"):
+            if event.style in ("|", ">") and event.value.strip():
                 yield block(event.value, start, raw, form)
             else:
                 write = partial(scalar, style=event.style or "", flow=flow, ascii_only="\\" in raw and raw.isascii())
@@ -145,7 +150,8 @@ def block(value: str, start: int, raw: str, form: str | None) -> Span:
         found = end.join([style + header[2], *(" " * indent * bool(line) + line for line in body)])
         return found if reads_as(f"a: {found}\n", text) else doubly(text + after, False)
 
-    return Span(start, start + len(kept), refolded(text) if folded else text, write=write, lines=True, form=form)
+    shown, reads = (refolded(text), unfolded) if folded else (text, str)
+    return Span(start, start + len(kept), shown, write=write, reads=reads, lines=True, form=form)
 
 
 def refolded(text: str) -> str:

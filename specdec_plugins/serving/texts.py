@@ -1,6 +1,7 @@
 """Texts as other APIs take them: of any number of sentences and lines, plain or marked up."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from typing import Any, cast
@@ -22,16 +23,24 @@ def translate_texts(
     ``form`` is a format of `files`, such as its `MARKUP`. A ``whole`` text, or line, is not split into sentences. Raises
     ValueError for texts that cannot be read, and SourceTooLong.
     """
-    try:
+    with readable():
         files = [TextFile(text, form, options) for text in texts]
-    except Unreadable as error:
-        raise ValueError(f"{error.what}" + ("" if error.at is None else f" (character {error.at + 1})")) from None
     units = [replace(unit, whole=whole) for file in files for unit in file.units]
     ranked, outputs = list[list[str]](), Outputs(translator)
     for rank in range(translator.settings.outputs):
         placed = iter(outputs.units(units, rank, choices))
-        ranked.append([file.translated(list(islice(placed, len(file.units)))) for file in files])
+        with readable():
+            ranked.append([file.translated(list(islice(placed, len(file.units)))) for file in files])
     return [list(each) for each in zip(*ranked)]
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """An error of a text, or of one with its translations, names its character."""
+    try:
+        yield
+    except Unreadable as error:
+        raise ValueError(f"{error.what}" + ("" if error.at is None else f" (character {error.at + 1})")) from None
 
 
 def translate_content(translator: Translator, content: Content, **choices: Any) -> bytes:

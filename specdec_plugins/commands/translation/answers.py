@@ -138,7 +138,13 @@ class Answerer:
                 skipped = None in own
                 unplaced = [term for each in own if each for term in each.unplaced]
                 said = SKIPPED if skipped else lacking(unplaced) if unplaced else ""
-                answers.append(Answer(line, "" if skipped else content.translated(own), [], said))
+                try:
+                    answers.append(Answer(line, "" if skipped else content.translated(own), [], said))
+                except Unreadable as error:
+                    if self.options.on_error == "stop":
+                        fault = error.what
+                        break
+                    answers.append(Answer(line, "", [], f"{error.what}, skipped"))
         return Answers(answers, fault, buffer.fault, self.translator.engine.take_stats())
 
     def _answer(self, number: int, line: str, outputs: Sequence["Translation"], reference: str | None) -> Answer:

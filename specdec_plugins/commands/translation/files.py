@@ -41,7 +41,7 @@ class File:
         return cls(path, output, content, content.units)
 
     def write(self, least: float) -> list[str]:
-        """Write the file, which is whole. Returns what a person should know about its texts."""
+        """Write the file, whole. Returns what a person should know about its texts. Raises ValueError, as `read` does."""
         data = self.content.translated(self.placed, least)
         if self.output is None:
             sys.stdout.buffer.write(data)
@@ -126,8 +126,13 @@ class Files:
 
     def _finish(self) -> None:
         while self.under_way and len(self.under_way[0].placed) == len(self.under_way[0].units):
-            for said in self.under_way.popleft().write(self.options.min_confidence or 0.0):
-                self.say(said)
+            try:
+                for said in self.under_way.popleft().write(self.options.min_confidence or 0.0):
+                    self.say(said)
+            except ValueError as error:
+                if self.options.on_error == "stop":
+                    raise
+                self._skip(error)
 
     def _read(self) -> Iterator[File]:
         options = self.options
@@ -139,8 +144,11 @@ class Files:
                 if options.on_error == "stop":
                     self.fault = error
                     return
-                self.skipped += 1
-                self.say(f"{error}; file skipped")
+                self._skip(error)
+
+    def _skip(self, error: ValueError) -> None:
+        self.skipped += 1
+        self.say(f"{error}; file skipped")
 
 
 def output_of(options: argparse.Namespace, path: str) -> str | None:
