@@ -11,6 +11,7 @@ import pytest
 from conftest import ROOT
 from test_files import LINE, Fake, run
 
+from specdec_plugins.commands.translation.files import File
 from specdec_plugins.files import Options, format_of
 from specdec_plugins.files.content import read_content
 from specdec_plugins.units import translate_units
@@ -546,3 +547,12 @@ def test_documents_by_a_model(tmp_path, capfd):
         capfd, "--model", ROOT / "data" / "demo.en-de", tmp_path / "a.docx", "-o", f"{tmp_path}/out/", "--resume", status=2
     )
     assert "--resume cannot be combined with files of other formats" in said
+
+
+def test_no_document_on_a_terminal(tmp_path, monkeypatch):
+    path = tmp_path / "a.docx"
+    path.write_bytes(simple_docx(SENTENCES["runs"]))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    with pytest.raises(ValueError, match=r"a\.docx: its translation is no text for a terminal; name a file or folder with -o"):
+        File.read(str(path), None, "docx", Options(), None)
+    assert File.read(str(path), "b.docx", "docx", Options(), None).units

@@ -74,7 +74,7 @@ class Source:
 def read_source(data: bytes, path: str, form: str) -> Source:
     """The characters of a file of a format. Raises ValueError, which names the file, and the member and line at fault."""
     module = module_of(form)
-    if not hasattr(module, "parts"):
+    if not is_package(form):
         encode, text = read_text(data, path, module)
         return Source(path, form, {"": text}, lambda texts: encode(texts[0]), False)
     try:
@@ -110,6 +110,11 @@ def placed_in(path: str, name: str, source: str, error: Unreadable) -> str:
     return f"{path}{f', {name}' if name else ''}{error.where(source)}: {error.what}"
 
 
+def is_package(form: str) -> bool:
+    """Whether files of a format are zip files."""
+    return hasattr(module_of(form), "parts")
+
+
 def most_bytes(form: str) -> int:
     """The largest file of a format."""
-    return LARGEST if hasattr(module_of(form), "parts") else MOST
+    return LARGEST if is_package(form) else MOST

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from specdec_plugins.commands.translation.answers import Answerer, lacking
 from specdec_plugins.files import Options, format_of, split
-from specdec_plugins.files.content import Content, most_bytes, read_content
+from specdec_plugins.files.content import Content, is_package, most_bytes, read_content
 from specdec_plugins.formats.files import whole
 from specdec_plugins.text.compressed import compress
 from specdec_plugins.text.lines import read_bytes
@@ -37,6 +37,8 @@ class File:
     @classmethod
     def read(cls, path: str, output: str | None, form: str, options: Options, markup: str | None) -> "File":
         """Raises ValueError naming the file and the line."""
+        if output is None and is_package(form) and sys.stdout.isatty():
+            raise ValueError(f"{path}: its translation is no text for a terminal; name a file or folder with -o")
         content = read_content(read_bytes(path, most_bytes(form)), path, form, options, markup)
         return cls(path, output, content, content.units)
 
