@@ -224,6 +224,7 @@ def test_markdown_of_unusual_form():
     for source, wanted in [
         ("+++\ntitle = 'one'\n+++\n\ntwo\n", "+++\ntitle = 'one'\n+++\n\nTWO\n"), ("# one \\#\n", "# ONE \\#\n"),
         ("|a|\n|-|\n|one \\| two|\n", "|A|\n|-|\n|ONE \\| TWO|\n"), ("one &amp; &lt;b&gt; two\n", "ONE &amp; &lt;B&gt; TWO\n"),
+        ("one&lt;2 &copy; two\n", "ONE&lt;2 &copy; TWO\n"),
         ("<K title='one'>two</K>\n", "<K title='one'>TWO</K>\n"), ("one `a` `b` *two*\n", "ONE `a` `b` *TWO*\n"),
     ]:  # fmt: skip
         assert translated(source, "md", str.upper) == wanted
@@ -236,6 +237,7 @@ def test_emphasis_is_where_markdown_can_have_it():
     for pieces, wanted in [
         ("x0 one 1y", "x 0one1 y"), ("x 01 one two", "x  0one1 two"), ("one two01", "one 0two1"), ("014", "041"), ("x45", "x4 5"),
         ("0one12two3", "0one1 2two3"), ("02 one 31.", " 02one31 ."), ("0 4 1", " 041 "), ("a4b", "a4b"),
+        ('0the "1int', '0the1 "int'), ("un0(two)1", "un(0two)1"), ("un0(two)1s", "un(0two1)s"), ('0the "14', '0the "14'),
     ]:  # fmt: skip
         found = arranged([int(each) if each.isdecimal() else each for each in re.split(r"(\d)", pieces)], tags)
         assert "".join(map(str, found)) == wanted

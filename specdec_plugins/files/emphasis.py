@@ -23,15 +23,22 @@ class Tag(NamedTuple):
 
 def arranged(pieces: Pieces, tags: Sequence[Tag]) -> Pieces:
     """The pieces of a translation with white space outside of emphasis, a word in each, and space between some tags."""
-    pieces = merged(begun(pieces[::-1], {n for n, tag in enumerate(tags) if tag.opens})[::-1])
-    pieces = merged(ended(pieces, {n for n, tag in enumerate(tags) if tag.partner is not None and not tag.opens}))
-    return apart(filled(pieces, tags), tags)
+    emphasis = {n for n, tag in enumerate(tags) if tag.partner is not None}
+    opening = {n for n in emphasis if tags[n].opens}
+    pieces = ended(merged(pieces), emphasis - opening)
+    pieces = mirrored(ended(mirrored(merged(pieces)), opening))
+    return apart(filled(merged(pieces), tags), tags)
+
+
+def mirrored(pieces: Pieces) -> Pieces:
+    """The pieces read backwards."""
+    return [piece[::-1] if isinstance(piece, str) else piece for piece in reversed(pieces)]
 
 
 def merged(pieces: Pieces) -> Pieces:
-    """The pieces without two texts in a row."""
+    """The pieces without two texts in a row, and without empty ones."""
     found: Pieces = []
-    for piece in pieces:
+    for piece in (each for each in pieces if each != ""):
         if isinstance(piece, str) and found and isinstance(found[-1], str):
             found[-1] += piece
         else:
@@ -40,27 +47,17 @@ def merged(pieces: Pieces) -> Pieces:
 
 
 def ended(pieces: Pieces, closing: Collection[int]) -> Pieces:
-    """The pieces with the white space before closing tags behind them."""
+    """The pieces with the white space before closing tags behind them, and before a word the punctuation too."""
     found: Pieces = []
-    for piece in pieces:
+    for piece, following in zip(pieces, [*pieces[1:], ""]):
         text = found[-1] if found and piece in closing else None
         if isinstance(text, str):
-            bare = text.rstrip()
-            found[-1:] = [each for each in (bare, piece, text[len(bare) :]) if each != ""]
-        elif piece != "":
-            found.append(piece)
-    return found
-
-
-def begun(backwards: Pieces, opening: Collection[int]) -> Pieces:
-    """The same for white space after opening tags, of pieces from the last to the first."""
-    found: Pieces = []
-    for piece in backwards:
-        text = found[-1] if found and piece in opening else None
-        if isinstance(text, str):
-            bare = text.lstrip()
-            found[-1:] = [each for each in (bare, piece, text[: len(text) - len(bare)]) if each != ""]
-        elif piece != "":
+            end = len(text.rstrip())
+            word = isinstance(following, str) and end == len(text) and following[:1].isalnum()
+            while word and end and not text[end - 1].isalnum():
+                end -= 1
+            found[-1:] = [each for each in (text[:end], piece, text[end:]) if each != ""]
+        else:
             found.append(piece)
     return found
 
@@ -77,8 +74,10 @@ def filled(pieces: Pieces, tags: Sequence[Tag]) -> Pieces:
         if isinstance(after, str) and (match := re.match(r"(\s*)(\S+)", after)):
             found[-2:] = [match[1], opening, match[2], piece]
             rest[-1] = after[match.end() :]
-        elif isinstance(before, str) and (match := re.search(r"(\S+)(\s*)\Z", before)):
-            found[-3:] = [before[: match.start()], opening, match[1], piece, match[2]]
+        elif isinstance(before, str) and before.strip():
+            word = before.rsplit(maxsplit=1)[-1].rstrip()
+            start = before.rindex(word)
+            found[-3:] = [before[:start], opening, word, piece, before[start + len(word) :]]
         elif isinstance(after, int) and tags[after].partner is None:
             found[-1:] = [after, piece]
             rest.pop()

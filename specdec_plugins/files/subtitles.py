@@ -13,7 +13,7 @@ TIME = r"\s*(?:\d+:)?\d{1,2}:\d\d[.,]\d{1,3}\s*"
 TIMES = re.compile(rf"{TIME}-->{TIME}(?:\s.*)?", re.DOTALL)
 TAG = {  # of SubRip, where players know some of HTML's tags and {\an8}; of WebVTT
     False: re.compile(r"<(/?)([A-Za-z][A-Za-z0-9]*)[^<>\r\n]*>|\{\\[^{}]*\}"),
-    True: re.compile(r"<(/?)([^\s.<>]*)[^>]*>"),
+    True: re.compile(r"<(/?)([^\s.<>]*)[^<>]*>"),
 }
 ALONE = re.compile(r"\d.*|br|", re.DOTALL)  # names of tags without an end; in WebVTT, times
 

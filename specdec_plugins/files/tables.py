@@ -6,6 +6,7 @@ from functools import partial
 
 from specdec_plugins.files import Options, Span, Unreadable
 
+OTHERS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
 Field = tuple[int, int, str]  # the first character, the one after the last, and the text
 
 
@@ -21,9 +22,9 @@ def spans(source: str, options: Options, separator: str) -> Iterator[Span]:
     if not options.columns:
         raise Unreadable(None, "a table: name its columns with --columns, such as --columns 2 or --columns title,text")
     columns: list[int] | None = None
-    found = list(rows(source, separator))
-    check_separator(source, found)
-    for row in found:
+    single = Single()
+    for row in rows(source, separator):
+        single.note(row)
         if columns is None:
             columns, header = chosen(options.columns, [text for _, _, text in row])
             if header:
@@ -33,14 +34,26 @@ def spans(source: str, options: Options, separator: str) -> Iterator[Span]:
                 start, end, text = row[column]
                 how = partial(write, separator=separator, quoted=source[start : start + 1] == '"')
                 yield Span(start, end, text, write=how, lines=True)
+    single.check()
 
 
-def check_separator(source: str, found: Sequence[Sequence[Field]]) -> None:
-    """Raises Unreadable for a table that another character separates: its rows would be texts."""
-    if all(len(row) == 1 for row in found):
-        for other, name in ((";", "semicolons"), ("\t", "tabs"), (",", "commas"), ("|", "bars")):
-            counts = {text.count(other) for _, _, text in (row[0] for row in found)}
-            if len(found) > 1 and len(counts) == 1 and counts != {0}:
+class Single:
+    """Notes whether all rows have one field, each with as many of another character, without a space behind it: the separator."""
+
+    def __init__(self) -> None:
+        self.rows, self.counts = 0, {other: set[int]() for other in OTHERS}
+
+    def note(self, row: Sequence[Field]) -> None:
+        self.rows += 1
+        for other, counts in self.counts.items():
+            if len(counts) < 2:
+                text = row[0][2]
+                counts.add(text.count(other) - text.count(other + " ") if len(row) == 1 else -self.rows)
+
+    def check(self) -> None:
+        """Raises Unreadable."""
+        for other, name in OTHERS.items():
+            if self.rows > 1 and len(self.counts[other]) == 1 and max(self.counts[other]) > 0:
                 raise Unreadable(0, f"seems to be separated by {name}; .csv has commas, .tsv tabs")
 
 
