@@ -1,7 +1,9 @@
 """The APIs that other programs speak: against the library's results, and by these programs' own clients."""
 
+import io
 import urllib.error
 import urllib.parse
+import urllib.request
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -161,6 +163,40 @@ def test_libretranslate_files(served, name):
     assert headers["content-type"] == "application/octet-stream" and headers["x-content-type-options"] == "nosniff"
 
 
+def test_libretranslate_packages_and_other_encodings(served):
+    """A file is bytes: a DOCX, and strings in UTF-16. Of a package the texts count, and XML up to a limit."""
+    docx = pytest.importorskip("docx")
+    document, stream = docx.Document(), io.BytesIO()
+    document.add_heading(LINES[0])
+    document.save(stream)
+    data = stream.getvalue()
+
+    def answer(name, content):
+        status, found = send_file(served, name, content)
+        assert status == 200, found
+        address = f"http://127.0.0.1:{served.port}{urllib.parse.urlsplit(found['translatedFileUrl']).path}"
+        with urllib.request.urlopen(address) as response:
+            return response.read()
+
+    german = expected([LINES[0]], {})[0].text
+    assert [each.text for each in docx.Document(io.BytesIO(answer("a.DOCX", data))).paragraphs] == [german]
+    strings = f'"a" = "{LINES[0]}";'
+    assert answer("a.strings", strings.encode("utf-16")).decode("utf-16") == strings.replace(LINES[0], german)
+    android = f"<resources><string name='a'>{LINES[0]}</string></resources>"
+    assert answer("strings.xml", android).decode() == android.replace(LINES[0], german)
+    status, found = send_file(served, "a.docx", data[:-40])
+    assert status == 400 and found["error"].startswith("the file: not a zip file")
+    document.add_paragraph("A" * 4990)
+    document.save(stream := io.BytesIO())
+    status, found = send_file(served, "a.docx", stream.getvalue())
+    assert status == 400 and "characters exceed the limit of 5,000" in found["error"]
+    for _ in range(8000):
+        document.add_paragraph("12")
+    document.save(stream := io.BytesIO())
+    status, found = send_file(served, "a.docx", stream.getvalue())
+    assert status == 400 and "characters of XML exceed the limit of 250,000" in found["error"]
+
+
 def test_libretranslate_tables_and_keys(keyed):
     table = "n,text\n1,A dog runs.\n"
     assert send_file(keyed, "t.csv", table, columns="text")[0] == 403
@@ -176,6 +212,7 @@ def test_libretranslate_tables_and_keys(keyed):
     [
         (None, "", {}, "missing file parameter"),
         ("", "A dog.", {}, "missing file parameter"),
+        ("a.xml", "<a>A dog</a>", {}, "file format not supported"),
         ("a.pdf", "A dog.", {}, "file format not supported; available: txt, md,"),
         ("a.txt.gz", "A dog.", {}, "file format not supported"),
         ("a.txt", b"A\n\xff", {}, "the file, line 2: not UTF-8"),

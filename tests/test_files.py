@@ -576,23 +576,24 @@ def test_a_bad_file_stops_the_run_or_is_skipped(demo, tmp_path, capfd):
 
 def test_a_structured_file_of_no_format_is_refused(demo, tmp_path, capfd):
     """As lines, its keys would be translated. The model is not loaded first: here, there is none."""
-    good, bad = tmp_path / "a.md", tmp_path / "b.Yaml.gz"
+    good, bad = tmp_path / "a.md", tmp_path / "b.Toml.gz"
     good.write_text(LINE)
-    bad.write_bytes(gzip.compress(b"greeting: Good morning\n"))
+    bad.write_bytes(gzip.compress(b"greeting = 'Good morning'\n"))
     said = run(capfd, "--model", tmp_path / "none", good, bad, "-o", f"{tmp_path}/out/", status=1)
-    assert f"{bad}: .yaml files are not supported; formats are txt, md," in said and "standard input" in said
+    assert f"{bad}: .toml files are not supported; formats are txt, md," in said and "standard input" in said
     assert said.count("\n") == 1 and not (tmp_path / "out").exists()
-    assert ".yaml files" in run(capfd, "--model", tmp_path / "none", "-i", bad, status=1)
+    assert ".toml files" in run(capfd, "--model", tmp_path / "none", "-i", bad, status=1)
     said = run(capfd, "--model", demo, good, bad, "-o", f"{tmp_path}/out/", "--on-error", "skip", status=1)
-    assert f"{bad}: .yaml" in said and "file skipped" in said and [path.name for path in (tmp_path / "out").iterdir()] == ["a.md"]
+    assert f"{bad}: .toml" in said and "file skipped" in said and [path.name for path in (tmp_path / "out").iterdir()] == ["a.md"]
 
 
 def test_endings():
     codes = {*_CODES.split(), *_PARTS, *" ".join(_PARTS.values()).split()}
-    assert codes & STRUCTURED == LANGUAGES_TOO and set(FORMATS) - STRUCTURED == {"txt"}
+    assert codes & STRUCTURED == LANGUAGES_TOO and set(FORMATS) - STRUCTURED == {"txt", "strings.xml"}
     for name in ("news", "news.en", "news.cs", "train.pt.gz", "part.0001", "a.tok", ".profile", "a.b/c", "a.log"):
         assert is_lines(name) and format_of(name) is None
     assert format_of("a.TXT.zst") == "lines" and is_lines("a.txt") and format_of("A.PO") == "gettext" and not is_lines("A.PO")
+    assert format_of("res/values-en/strings.xml") == format_of("Strings.xml.gz") == "android" and format_of("docx") is None
     for ending in STRUCTURED - {*FORMATS}:
         with pytest.raises(ValueError, match=rf"a\.{ending}: \.{ending} files are not supported"):
             format_of(f"a.{ending}")

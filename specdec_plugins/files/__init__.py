@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import islice
+from pathlib import PurePath
 from types import ModuleType
 
 from specdec_plugins.files.rewriting import Written, meaning, misread, rewrite
@@ -22,6 +23,8 @@ LONGEST = 1_000_000  # characters of a span
 FORMATS = {
     "txt": "lines", "md": "markdown", "html": "html", "htm": "html", "po": "gettext", "xliff": "xliff", "xlf": "xliff",
     "json": "strings", "srt": "subtitles", "vtt": "subtitles", "csv": "tables.commas", "tsv": "tables.tabs",
+    "yaml": "yaml", "yml": "yaml", "properties": "properties", "strings": "apple", "strings.xml": "android",
+    "docx": "docx", "odt": "odt",
 }  # fmt: skip
 MARKUP = {"html": "html", "xml": "xml.fragment"}  # the format of texts that are marked up
 MESSAGE = "strings.message"  # of texts with ICU's plurals
@@ -44,10 +47,10 @@ class Span:
     """The characters ``start`` to ``end`` of a file, which a translation of ``text`` replaces.
 
     ``escape`` spells text as the file does. ``marks`` are inline tags, and ``places`` the characters of the file that they are.
-    ``write`` makes the replacement from the translation so spelled, told whether it needs review. Unless it is ``always``
-    written, a translation equal to its text changes nothing. ``arrange`` moves tags that cannot be where they were placed.
-    ``whole`` and ``lines`` are those of `Unit`. If the text needs review, the span that starts at ``marked`` says so. A text may
-    be of a ``form``, as a file is.
+    ``write`` makes the replacement from the translation so spelled, told whether it needs review; ``reads`` tells what counts of
+    a text that is read again. Unless it is ``always`` written, a translation equal to its text changes nothing. ``arrange`` moves
+    tags that cannot be where they were placed. ``whole`` and ``lines`` are those of `Unit`. If the text needs review, the span
+    that starts at ``marked`` says so. A text may be of a ``form``, as a file is.
     """
 
     start: int
@@ -58,6 +61,7 @@ class Span:
     places: Sequence[tuple[int, int]] = ()
     write: Callable[[str, bool], str] = lambda text, doubtful: text
     arrange: Callable[[Pieces], Pieces] | None = None
+    reads: Callable[[str], str] = str
     always: bool = False
     whole: bool = False
     lines: bool = False
@@ -85,7 +89,9 @@ def split(names: str | None) -> list[str]:
 
 def format_of(path: str) -> str | None:
     """The format of a file, by its name's ending; None if it is read as lines of text. Raises ValueError for others."""
-    ending = ending_of(path)
+    name, ending = PurePath(path).name.lower().removesuffix(".gz").removesuffix(".zst"), ending_of(path)
+    if "." in name and name in FORMATS:
+        return FORMATS[name]
     if ending in STRUCTURED and ending not in FORMATS:
         raise ValueError(
             f"{path}: .{ending} files are not supported; formats are {', '.join(FORMATS)}. To translate each of its lines, "

@@ -57,8 +57,11 @@ def charset_of(attributes: dict[str, str | None]) -> str:
 
 
 def fragment(source: str, found: Sequence[Token], options: Options) -> Iterator[Span]:
-    dialect = Dialect(lambda name: name in INLINE or not name, VERBATIM | set(options.ignored), ATTRIBUTES)
-    return spans_of(source, found, dialect)
+    return spans_of(source, found, dialect(options))
+
+
+def dialect(options: Options) -> Dialect:
+    return Dialect(lambda name: name in INLINE or not name, VERBATIM | set(options.ignored), ATTRIBUTES)
 
 
 def tokens(source: str, raw: Collection[str] = RAW) -> Sequence[Token]:

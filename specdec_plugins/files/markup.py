@@ -12,7 +12,7 @@ from html import unescape
 from typing import Literal, NamedTuple
 
 from specdec_plugins.files import Span, Unreadable
-from specdec_plugins.text.icu import messages, quotes_nothing
+from specdec_plugins.text.icu import Message, messages, quotes_nothing
 from specdec_plugins.text.placing import DEEPEST, Mark
 
 SPACE = " \t\n\r\f"
@@ -152,7 +152,13 @@ def block_spans(source: str, tokens: Sequence[Token], escapes: Mapping[str, str]
         return
     if not found and (span := span_of(source, tokens, escapes)):
         yield span
-    doubled = any(piece.is_text for message in found for piece in message.pieces)
+    yield from message_spans(source, tokens, found, escapes, any(piece.is_text for message in found for piece in message.pieces))
+
+
+def message_spans(
+    source: str, tokens: Sequence[Token], found: Sequence[Message], escapes: Mapping[str, str] | None, doubled: bool
+) -> Iterator[Span]:  # fmt: skip
+    """The spans of the messages in a text, whose tokens are its characters. An apostrophe is spelled ``doubled``, or not."""
     for message in found:
         own, at = list[Token](), message.start
         for start, end, shown in message.pieces:

@@ -89,8 +89,8 @@ def misread(
     for each, own, texts in zip(written, inside, found):
         place = each.span.start, each.span.end
         nested = [] if each.span.always else [span for span in own if (span.start, span.end) != place]
-        wanted = [meant[place], *(meant.get((span.start, span.end), span.text) for span in nested)]
-        read = [span.text for span in texts]
+        wanted = [each.span.reads(meant[place]), *(span.reads(meant.get((span.start, span.end), span.text)) for span in nested)]
+        read = [span.reads(span.text) for span in texts]
         if readings(wanted, each.span.lines) != readings(read, each.span.lines):
             return each.span.start, f"the translation {shown(wanted)} cannot be written here, it would be read as {shown(read)}"
 

@@ -8,6 +8,7 @@ from specdec_plugins.files.html import ATTRIBUTES
 from specdec_plugins.files.markup import Dialect, Token, Tokens, spans_of
 
 ROOT = "<x>"  # makes a fragment a document
+NESTED = 200  # elements within one another
 
 
 def fragment(source: str, options: Options) -> Iterator[Span]:
@@ -84,3 +85,25 @@ class Reader:
 
     def _entity(self, name, *rest):
         raise Unreadable(self.characters, f"declares an entity ({name[:40]}), which is not read")
+
+
+def closings(found: Sequence[Token]) -> list[int]:
+    """For each token the index of the one that ends its element, which is its own except of an opening tag.
+
+    Raises Unreadable for elements that are nested too deep.
+    """
+    ends, opened = list(range(len(found))), list[int]()
+    for index, token in enumerate(found):
+        if token.kind == "open":
+            opened.append(index)
+            if len(opened) > NESTED:
+                raise Unreadable(token.start, f"more than {NESTED} elements within one another")
+        elif token.kind == "close":
+            ends[opened.pop()] = index
+    return ends
+
+
+def namespace(found: Sequence[Token], prefix: str) -> str | None:
+    """The namespace of a prefix in the root element."""
+    root = next((token for token in found if token.name), None)
+    return dict(root.attributes).get(f"xmlns:{prefix}") if root else None

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any, cast
 
 from specdec_plugins.files import Options, TextFile, Unreadable
+from specdec_plugins.files.content import Content
 from specdec_plugins.text.placing import Placed, Unit
 from specdec_plugins.translations import Translation
 from specdec_plugins.translator import Translator
@@ -40,6 +41,12 @@ def readable() -> Iterator[None]:
         yield
     except Unreadable as error:
         raise ValueError(f"{error.what}" + ("" if error.at is None else f" (character {error.at + 1})")) from None
+
+
+def translate_content(translator: Translator, content: Content, **choices: Any) -> bytes:
+    """A file with its best translation, each line of it split into sentences. Raises SourceTooLong."""
+    units = [replace(unit, whole=False) for unit in content.units]
+    return content.translated(Outputs(translator).units(units, 0, choices))
 
 
 class Outputs:

@@ -99,7 +99,7 @@ class Reader:
                 break
             if sign == "''":
                 own.pieces.append(Piece(start, at, "'"))
-            elif sign == "'" and (self.text[at] != "#" or number):
+            elif sign == "'" and (self.text[at : at + 1] != "#" or number):
                 at = QUOTED.match(self.text, at).end()  # type: ignore[union-attr]
                 own.pieces.append(Piece(start, at, self.text[start:at]))
             elif sign == "#" and number:

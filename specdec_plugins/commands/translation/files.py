@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from specdec_plugins.commands.translation.answers import Answerer, lacking
 from specdec_plugins.commands.translation.summary import Missing
-from specdec_plugins.files import MOST, Options, TextFile, Unreadable, format_of, split
+from specdec_plugins.files import Options, format_of, split
+from specdec_plugins.files.content import Content, is_package, most_bytes, read_content
 from specdec_plugins.formats.files import whole
 from specdec_plugins.text.compressed import compress
-from specdec_plugins.text.lines import decoded, read_bytes
+from specdec_plugins.text.lines import read_bytes
 from specdec_plugins.text.placing import Placed, Unit
 
 if TYPE_CHECKING:
@@ -30,30 +31,21 @@ class File:
 
     name: str
     output: str | None
-    mark: str  # the byte order mark
-    content: TextFile
+    content: Content
     units: list[Unit]
     placed: list[Placed | None] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: str, output: str | None, form: str, options: Options, markup: str | None) -> "File":
         """Raises ValueError naming the file and the line."""
-        data = read_bytes(path, MOST)
-        try:
-            mark, source = decoded(data)
-            content = TextFile(source, form, options, markup)
-        except Unreadable as error:
-            raise ValueError(f"{path}{error.where(source)}: {error.what}") from None
-        except ValueError as error:
-            raise ValueError(f"{path}, {error}") from None
-        return cls(path, output, mark, content, content.units)
+        if output is None and is_package(form) and sys.stdout.isatty():
+            raise ValueError(f"{path}: its translation is no text for a terminal; name a file or folder with -o")
+        content = read_content(read_bytes(path, most_bytes(form)), path, form, options, markup)
+        return cls(path, output, content, content.units)
 
     def write(self, least: float, missing: Missing) -> list[str]:
         """Write the file, whole. Returns what a person should know about its texts. Raises ValueError, as `read` does."""
-        try:
-            data = (self.mark + self.content.translated(self.placed, least)).encode()
-        except Unreadable as error:
-            raise ValueError(f"{self.name}{error.where(self.content.source)}: {error.what}; the file is not written") from None
+        data = self.content.translated(self.placed, least)
         if self.output is None:
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
@@ -61,15 +53,15 @@ class File:
             with whole(self.output) as temporary:
                 temporary.write_bytes(compress(data, self.output))
         said = []
-        for line, each in zip(self.content.lines(), self.placed):
+        for place, each in zip(self.content.places(), self.placed):
             if each is None:
-                said.append(f"{self.name}, line {line}: too long for the model, not translated")
+                said.append(f"{self.name}, {place}: too long for the model, not translated")
             elif each.confidence < least:
-                said.append(f"{self.name}, line {line}: confidence {each.confidence:.2f}")
+                said.append(f"{self.name}, {place}: confidence {each.confidence:.2f}")
             if each is not None and each.missing:
-                missing.add(f"{self.name}, line {line}", each.missing)
+                missing.add(f"{self.name}, {place}", each.missing)
             if each is not None and each.unplaced:
-                said.append(f"{self.name}, line {line}: {lacking(each.unplaced)}")
+                said.append(f"{self.name}, {place}: {lacking(each.unplaced)}")
         return said
 
 
@@ -129,7 +121,7 @@ class Files:
             self._finish()
             if too_long:
                 file = self.under_way[0]
-                raise ValueError(f"{file.name}, line {file.content.lines()[len(file.placed)]}: {too_long}")
+                raise ValueError(f"{file.name}, {file.content.places()[len(file.placed)]}: {too_long}")
             stats = more if stats is None else stats + more
         self._finish()
         if self.fault:

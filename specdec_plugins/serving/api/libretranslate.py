@@ -11,16 +11,18 @@ from fastapi.responses import JSONResponse, Response
 from starlette.datastructures import UploadFile
 
 from specdec_plugins.files import FORMATS, Options, split
+from specdec_plugins.files.content import Source, read_source
 from specdec_plugins.serving.api.fields import fields_of, form_of, given_or, read_fields, text_of, texts_of
 from specdec_plugins.serving.api.schemas import Asked, Detected, Error, Language, Sent, Translated, Unknown, errors, fields, post
 from specdec_plugins.serving.names import name_of
 from specdec_plugins.serving.service import Refused, Route, Service, public
-from specdec_plugins.serving.texts import translate_texts
-from specdec_plugins.text.lines import decoded
+from specdec_plugins.serving.texts import translate_content, translate_texts
 
 PATHS = ("/translate", "/detect", "/languages", "/frontend/settings", "/translate_file", "/suggest")
 STATUSES = {413: 400, 456: 403, 503: 429, 504: 500}
 MOST = 10  # alternatives
+ENDINGS = [f".{ending}" for ending in FORMATS if "." not in ending]
+MARKUP_SIZE = 50  # characters of XML to one of text; Word's own files have 10 to 30
 BYTES = "application/octet-stream"
 
 
@@ -85,7 +87,7 @@ def router(service: Service) -> APIRouter:
         keyed, usual = service.keys is not None, {"source": source, "target": targets[0]}
         return {
             "apiKeys": keyed, "keyRequired": keyed, "charLimit": service.limits.characters, "frontendTimeout": 500,
-            "filesTranslation": True, "supportedFilesFormat": [f".{ending}" for ending in FORMATS], "suggestions": False,
+            "filesTranslation": True, "supportedFilesFormat": ENDINGS, "suggestions": False,
             "language": {side: {"code": code, "name": name_of(code)} for side, code in usual.items()},
         }  # fmt: skip
 
@@ -105,22 +107,27 @@ def add_files(api: APIRouter, service: Service) -> None:
         file, given = form.get("file"), fields_of(request, form)
         if not isinstance(file, UploadFile) or not file.filename:
             raise Refused(400, "Invalid request: missing file parameter")
-        name, content = PurePath(text_of(file.filename, "the file's name")), await file.read()
+        name, data = PurePath(text_of(file.filename, "the file's name")), await file.read()
         source, target = (text_of(needed(given, side), side) for side in ("source", "target"))
         service.admit(key_of(given), [])
-        if (ending := name.suffix[1:].lower()) not in FORMATS:
+        options = Options(columns=split(text_of(given.get("columns"), "columns")))
+        ending = name.suffix[1:].lower()
+        if (how := FORMATS.get(name.name.lower(), FORMATS.get(ending))) is None:
             raise Refused(400, f"Invalid request: file format not supported; available: {', '.join(FORMATS)}")
         try:
-            mark, text = decoded(content)
+            read = await asyncio.to_thread(read_source, data, "the file", how)
+            admit(service, key_of(given), read)
+            content = await asyncio.to_thread(read.content, options)
         except ValueError as error:
-            raise Refused(400, f"the file, {error}") from None
-        service.admit(key_of(given), [text])
+            raise Refused(400, str(error)) from None
+        texts = [unit.text for unit in content.units]
+        service.admit(key_of(given), ["".join(texts)] * read.packed)
         if source == "auto":
-            source = (await asyncio.to_thread(service.source_of, [text]))[0]
-        route, options = service.route(source, target), Options(columns=split(text_of(given.get("columns"), "columns")))
-        work = partial(translate_texts, texts=[text], form=FORMATS[ending], options=options, **route.languages)  # type: ignore[arg-type]
-        [[best, *_]] = await service.translate(request, route, 1, {}, work)
-        path = service.downloads.add(f"{name.stem[:100]}.{public(route.target)}.{ending}", (mark + best).encode())
+            source = (await asyncio.to_thread(service.source_of, texts))[0]
+        route = service.route(source, target)
+        work = partial(translate_content, content=content, **route.languages)  # type: ignore[arg-type]
+        best = await service.translate(request, route, 1, {}, work)
+        path = service.downloads.add(f"{name.stem[:100]}.{public(route.target)}.{ending}", best)
         return {"translatedFileUrl": str(request.url_for("download", path=path))}
 
     @api.get("/download_file/{path}", response_class=Response, responses={200: {"content": {BYTES: {}}}})
@@ -131,6 +138,14 @@ def add_files(api: APIRouter, service: Service) -> None:
             "X-Content-Type-Options": "nosniff",
         }
         return Response(found.content, media_type=BYTES, headers=headers)
+
+
+def admit(service: Service, key: str | None, read: Source) -> None:
+    """Admit a file's characters; of a package, whose XML is not counted, only bound them. Raises Refused."""
+    if not read.packed:
+        service.admit(key, list(read.texts.values()))
+    elif (size := sum(map(len, read.texts.values()))) > (most := MARKUP_SIZE * service.limits.characters):
+        raise Refused(413, f"{size:,} characters of XML exceed the limit of {most:,}")
 
 
 def needed(given: dict[str, Any], name: str) -> Any:
