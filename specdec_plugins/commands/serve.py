@@ -157,6 +157,7 @@ def run(options: argparse.Namespace) -> None:
 
         from specdec_plugins.serving.app import make_app
         from specdec_plugins.serving.connection import Patient
+        from specdec_plugins.serving.garbage import Garbage
         from specdec_plugins.serving.glossaries import Glossaries
         from specdec_plugins.serving.service import Limits, Model, Service, read_keys
     from specdec_plugins.serving.engine import SESSIONS, EngineThread, close_all
@@ -181,8 +182,11 @@ def run(options: argparse.Namespace) -> None:
         close_all(threads)
         raise
 
+    garbage = Garbage()  # once models are loaded
+
     async def reload() -> None:
         """Load the folders again, one at a time, and use each from then on. One that cannot be loaded changes nothing."""
+        garbage.thaw()
         for place, (name, own) in enumerate(models_of(options)):
             try:
                 service.swap(place, await asyncio.to_thread(load, name, own))
@@ -193,10 +197,12 @@ def run(options: argparse.Namespace) -> None:
 
     class Server(uvicorn.Server):
         reloading: asyncio.Task | None = None
+        collecting: asyncio.Task | None = None
 
         async def startup(self, sockets=None) -> None:
             await super().startup(sockets)
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
+            self.collecting = asyncio.ensure_future(garbage.collect(lambda: any(each.served.large for each in service.models)))
             if again.is_set():
                 self.reload()
 

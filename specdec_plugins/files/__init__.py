@@ -160,4 +160,6 @@ def rewrite(source: str, translated: Iterable[tuple[Span, Placed | None]], least
                 at = span.end
         return "".join([*parts, source[at:end]])
 
-    return patched(0, len(source) + 1)
+    text = patched(0, len(source) + 1)
+    changed.clear()  # the functions above refer to each other, so they and it would be cyclic garbage
+    return text

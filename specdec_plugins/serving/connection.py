@@ -6,6 +6,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADERS = 20.0  # seconds for a request's headers
+READ = 1 << 12  # bytes at a time: h11 takes 20 µs for each chunk of a body, and a chunk may be one byte
 
 
 class Patient(H11Protocol):
@@ -15,6 +16,7 @@ class Patient(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        transport.max_size = READ  # asyncio's, usually 256 KiB
         self.late = self.loop.call_later(HEADERS, self.transport.close)
 
     def data_received(self, data: bytes) -> None:

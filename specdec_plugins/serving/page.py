@@ -54,7 +54,7 @@ def router(service: Service) -> APIRouter:
             if not beam.isascii() or not beam.isdigit():
                 raise Refused(400, "beam is not a number")
             work = partial(translate_texts, texts=[text], **route.languages)  # type: ignore[arg-type]
-            [[best, *_]] = await service.translate(request, route, 1, {"beam": int(beam[:4])}, work)
+            [[best, *_]] = await service.translate(request, route, [text], {"beam": int(beam[:4])}, work)
         except Refused as error:
             return answer(error.status, text, pair, beam, error=str(error))
         return answer(200, text, pair, beam, translation=best)

@@ -54,7 +54,7 @@ def router(service: Service) -> APIRouter:
             found["detectedLanguage"] = [detected] * len(texts) if many else detected
         route = service.route(source, target)
         work = partial(translate_texts, texts=texts, form=form if form == "html" else "lines", **route.languages)  # type: ignore[arg-type]
-        ranked = await service.translate(request, route, len(texts), searching(service, route, more), work)
+        ranked = await service.translate(request, route, texts, searching(service, route, more), work)
         found["translatedText"] = [best for best, *_ in ranked] if many else ranked[0][0]
         if more:
             others = [[*dict.fromkeys(each for each in rest if each != best)] for best, *rest in ranked]
@@ -119,7 +119,7 @@ def add_files(api: APIRouter, service: Service) -> None:
             source = (await asyncio.to_thread(service.source_of, [text]))[0]
         route, options = service.route(source, target), Options(columns=split(text_of(given.get("columns"), "columns")))
         work = partial(translate_texts, texts=[text], form=FORMATS[ending], options=options, **route.languages)  # type: ignore[arg-type]
-        [[best, *_]] = await service.translate(request, route, 1, {}, work)
+        [[best, *_]] = await service.translate(request, route, [text], {}, work)
         path = service.downloads.add(f"{name.stem[:100]}.{public(route.target)}.{ending}", (mark + best).encode())
         return {"translatedFileUrl": str(request.url_for("download", path=path))}
 
