@@ -326,6 +326,37 @@ def test_a_client_that_leaves_before_the_first_piece_frees_its_place(served):
         passes.set()
 
 
+def sent(body, path="/v1/translate"):
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    return head.encode() + content
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_client_that_sends_no_more_gets_its_answer(served, held):
+    """At once, or after the server has looked whether it is there; of a stream, and of requests that it sent together, too."""
+    whole = " ".join(LINES[:3])
+    for texts in ([LINES[0]], [LINES[0], LINES[1]], [whole]):
+        bodies = [{"text": text, **({"stream": True, "windows": "sentence"} if text == whole else {})} for text in texts]
+        passes = threading.Event()
+        served.engines[0].post(passes.wait) if held else passes.set()
+        client = socket.create_connection(("127.0.0.1", served.port), timeout=60)
+        client.sendall(b"".join(map(sent, bodies)))
+        client.shutdown(socket.SHUT_WR)
+        if held:
+            assert client.recv(1) == b"H" and client.recv(1) == b"T"
+            passes.set()
+        got = (b"HT" if held else b"") + b"".join(iter(lambda c=client: c.recv(1000), b""))
+        assert got.count(b"HTTP/1.1 200 OK\r\n") == len(texts) and got.startswith(b"HTTP/1.1 200 OK\r\n")
+        for text, body in zip(texts, bodies):
+            own = expected([text], {key: value for key, value in body.items() if key == "windows"})
+            assert json.dumps(own[0].text, ensure_ascii=False).encode() in got
+    client = socket.create_connection(("127.0.0.1", served.port), timeout=60)
+    client.sendall(sent({"text": LINES[0]})[:-3])  # not a whole request
+    client.shutdown(socket.SHUT_WR)
+    assert client.recv(1000) == b""
+
+
 def test_what_is_not_unicode_is_refused_and_never_a_fault(served):
     half, form = chr(0xD800), "multipart/form-data; boundary=x; charset="
     assert served.post(text="A", model=half)[1]["error"].startswith("model '?' is unknown")
