@@ -15,7 +15,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import pytest
 from conftest import ROOT
@@ -167,14 +167,15 @@ def test_the_page(served):
     status, headers, content = served.ask("GET", "/")
     (nonce,) = set(re.findall(r'nonce="([^"]+)"', content))
     assert status == 200 and f"script-src 'nonce-{nonce}'" in headers["content-security-policy"]
-    assert '<option value="en de">English to German</option>' in content and "API key" not in content
+    assert '<option value="de" selected>German</option>' in content and "API key" not in content
+    assert 'served = {"en": ["de", "fr"]};' in content
     text = LINES[0] + "\n" + LINES[1]
-    form = urlencode({"text": text, "pair": "en de", "beam": 2})
+    form = urlencode({"text": text, "source": "auto", "target": "de", "beam": 2})
     status, _, content = served.ask("POST", "/", form, content_type="application/x-www-form-urlencoded")
     both = "\n".join(each.text for each in expected(LINES[:2], {"beam": 2}))
-    assert status == 200 and f'dir="auto">{both}</p>' in html.unescape(content) and 'value="en de" selected' in content
-    for wrong, said in ({"pair": "en ja"}, "no model translates from en to ja"), ({"beam": "x"}, "beam is not a number"):
-        form = urlencode({"text": "</textarea><script>", "pair": "en de", "beam": 1, **wrong})
+    assert status == 200 and f'dir="auto">{both}</p>' in html.unescape(content) and 'value="auto" selected' in content
+    for wrong, said in ({"target": "ja"}, "no model translates from en to ja"), ({"beam": "x"}, "beam is not a number"):
+        form = urlencode({"text": "</textarea><script>", "source": "en", "target": "de", "beam": 1, **wrong})
         status, _, content = served.ask("POST", "/", form, content_type="application/x-www-form-urlencoded")
         assert status == 400 and said in content and content.count("<script") == 1, content
     asked = {"alignments": True, "trace": True, "beta": 3, "tau": 1}
@@ -187,6 +188,32 @@ def test_the_page(served):
     )
     status, content = served.post(text=LINES[0], source="en", target="de", beam=3, nbest=3, alignments=True, trace=True)
     assert status == 200 and len(outputs(content)) == 3
+
+
+def test_the_first_model_is_the_usual_one():
+    """On the page and for clients that ask, also where another's languages come first in the alphabet."""
+    docs, server = str(ROOT / "data" / "docs.en-fr"), None
+    for folders, usual in ([docs, PAIR], ("fr", "French")), ([PAIR, docs], ("de", "German")):
+        try:
+            server = Served(folders)
+            assert f'<option value="{usual[0]}" selected>{usual[1]}</option>' in server.ask("GET", "/")[2]
+            language = server.ask("GET", "/frontend/settings")[2]["language"]
+            assert language["source"]["code"] == "en" and language["target"] == {"code": usual[0], "name": usual[1]}
+        finally:
+            server.close()
+
+
+def test_the_page_asks_for_what_the_server_has(served):
+    """Files and detection, as the page's script asks for them."""
+    parts = {"source": "auto", "target": "de", "api_key": "", "columns": ""}
+    fields = [f'--x\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in parts.items()]
+    file = '--x\r\ncontent-disposition: form-data; name="file"; filename="a.md"\r\n\r\nA *dog* runs.\r\n--x--\r\n'
+    kind = "multipart/form-data; boundary=x"
+    status, _, content = served.ask("POST", "/translate_file", "".join([*fields, file]), content_type=kind)
+    assert status == 200 and "*Hund*" in served.ask("GET", urlsplit(content["translatedFileUrl"]).path)[2]
+    form = urlencode({"q": "A dog runs.", "api_key": ""})
+    found = served.ask("POST", "/detect", form, content_type="application/x-www-form-urlencoded")[2]
+    assert found[0]["language"] == "en"
 
 
 @pytest.mark.parametrize(

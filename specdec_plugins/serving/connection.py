@@ -1,5 +1,5 @@
-"""HTTP connections: uvicorn's h11, which bounds the size of headers, and here the time that they take, what is read at a time, and
-clients that close their side once they have asked.
+"""HTTP connections: uvicorn's h11, which bounds the size of headers, and here the time that they take, what is read at a time,
+and clients that close their side once they have asked.
 """
 
 import asyncio

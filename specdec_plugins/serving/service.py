@@ -126,6 +126,13 @@ class Service:
                 found.setdefault(public(source), set()).update(map(public, model.targets))
         return {source: sorted(targets) for source, targets in sorted(found.items())}
 
+    @property
+    def usual(self) -> tuple[str, str]:
+        """The languages of requests that name none, of the first model."""
+        sources, targets = (map(public, codes) for codes in (self.models[0].sources, self.models[0].targets))
+        source = next(sources)
+        return source, next((each for each in targets if each != source), source)
+
     def detect(self, text: str) -> list[tuple[str, float]]:
         """The likeliest languages among those that are served, best first, with probabilities."""
         if (detector := self._detector) is None:

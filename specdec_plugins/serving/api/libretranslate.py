@@ -81,8 +81,7 @@ def router(service: Service) -> APIRouter:
 
     @api.get("/frontend/settings")
     async def settings() -> dict[str, Any]:
-        source, targets = next(iter(service.languages().items()))
-        keyed, usual = service.keys is not None, {"source": source, "target": targets[0]}
+        keyed, usual = service.keys is not None, dict(zip(("source", "target"), service.usual))
         return {
             "apiKeys": keyed, "keyRequired": keyed, "charLimit": service.limits.characters, "frontendTimeout": 500,
             "filesTranslation": True, "supportedFilesFormat": [f".{ending}" for ending in FORMATS], "suggestions": False,
