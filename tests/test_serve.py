@@ -25,7 +25,9 @@ uvicorn = pytest.importorskip("uvicorn", reason="needs the extra serve")
 pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 
+from specdec_plugins import translator as translator_module  # noqa: E402
 from specdec_plugins.commands import serve  # noqa: E402
+from specdec_plugins.serving.api import own  # noqa: E402
 from specdec_plugins.serving.app import called, make_app  # noqa: E402
 from specdec_plugins.serving.connection import Patient  # noqa: E402
 from specdec_plugins.serving.engine import EngineThread, close_all  # noqa: E402
@@ -122,6 +124,58 @@ def test_detection_does_not_hold_up_others(served, monkeypatch):
     monkeypatch.setattr(served.service, "source_of", lambda texts: threads.append(threading.current_thread()) or detect(texts))
     assert served.post(text="A man plays the guitar.", source="auto")[1]["source"] == "en"
     assert threads[0].name.startswith("asyncio")  # not the event loop's
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"text": LINES * 10},
+        {"text": LINES[0], "sampling": True, "num_samples": 9},
+        {"text": LINES[0], "sampling": True, "mbr": 12},
+        {"text": LINES * 10, "alignments": True, "word_scores": True, "trace": True},
+        {"text": " ".join(LINES * 10), "windows": "sentence"},
+        {"text": LINES * 10, "glossary": [["dog", "Köter"]]},
+    ],
+    ids=str,
+)
+def test_large_calls_do_not_run_on_the_event_loop(served, monkeypatch, body):
+    """Nothing of them: reading texts, comparing samples, writing the answer. The answer is the library's."""
+    threads = dict[str, str]()
+
+    def noted(where, name):
+        original = getattr(where, name)
+        monkeypatch.setattr(
+            where, name, lambda *a, **b: (threads.update({name: threading.current_thread().name}), original(*a, **b))[1]
+        )
+
+    noted(Translator, "source"), noted(Translator, "finish"), noted(own, "result"), noted(translator_module, "most_agreed")
+    status, content = served.post(**body)
+    assert status == 200 and threads and {name.partition("_")[0] for name in threads.values()} == {"texts"}, threads
+    options = {name: value for name, value in body.items() if name not in ("text", "trace", "glossary")}
+    options |= {"glossary": Glossary.of(body["glossary"])} if "glossary" in body else {}
+    texts = body["text"] if isinstance(body["text"], list) else [body["text"]]
+    assert [each["text"] for each in outputs(content)] == [each.text for each in expected(texts, options)]
+    threads.clear()
+    assert served.post(text=LINES[0])[0] == 200 and {"texts"}.isdisjoint(name.partition("_")[0] for name in threads.values())
+
+
+def test_more_outputs_than_a_request_may_have(served):
+    for body, said in (
+        ({"text": LINES[0], "sampling": True, "mbr": 257}, "mbr 257 is above the server's limit of 256 samples of a text"),
+        ({"text": ["A"] * 256, "sampling": True, "num_samples": 9}, "2,304 outputs, of 256 texts, exceed the limit of 2,048"),
+    ):
+        status, content = served.post(**body)
+        assert status == 400 and said in content["error"]
+
+
+def test_fields_without_end(served):
+    """They are refused before each is looked at, and forms are read in linear time."""
+    for body, status in ({"text": [0] * 300}, 413), ({"text": "a", **dict.fromkeys(map(str, range(101)), 0)}, 400):
+        assert served.post(**body)[0] == status
+    fields = dict.fromkeys(map(str, range(101)), 0)
+    assert served.post("/translate", q="a", source="en", target="de", **fields)[0] == 400
+    query = "&".join(f"a{number}=1" for number in range(2000)) + "&q=A+dog+runs.&source=en&target=fr&target=de"
+    assert served.ask("POST", f"/translate?{query}", "")[2]["translatedText"] == expected(["A dog runs."], {})[0].text
 
 
 def test_streams(served):

