@@ -162,6 +162,7 @@ def run(options: argparse.Namespace) -> None:
         from specdec_plugins.serving.service import Limits, Model, Service, read_keys
     from specdec_plugins.serving.engine import SESSIONS, EngineThread, close_all
     from specdec_plugins.serving.translator import AsyncTranslator
+    from specdec_plugins.text.codec import NoLanguage
     from specdec_plugins.translator import Translator
 
     settle()
@@ -171,6 +172,8 @@ def run(options: argparse.Namespace) -> None:
 
     def load(name: str, own: argparse.Namespace) -> Model:
         translator = Translator.from_pretrained(own.model, **vars(settings_of(own)))
+        with suppress(NoLanguage):  # now, as a codec's libraries would hold up the first requests
+            translator.codec.decode(translator.codec.encode("A.").text)
         return Model.of(name, AsyncTranslator(translator, own.rows, own.queue, threads))
 
     limits = Limits(
@@ -223,8 +226,10 @@ def run(options: argparse.Namespace) -> None:
             await super().shutdown(sockets)
             await closing
 
+    app = make_app(service, options.grace, names_of(options))
+    app.openapi()  # is kept
     config = uvicorn.Config(
-        make_app(service, options.grace, names_of(options)), options.host, options.port, access_log=False, log_config=None,
+        app, options.host, options.port, access_log=False, log_config=None,
         server_header=False, loop="asyncio", http=Patient, ws="none",
         timeout_graceful_shutdown=math.ceil(options.grace) + DRAIN,
     )  # fmt: skip

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from traceback import clear_frames
 from typing import Generic, TypeVar
 
 from specdec_plugins.extras import needed
@@ -106,11 +107,11 @@ class Call(Generic[Result]):
         try:
             settle = partial(self._settle, work(), None)
         except Exception as error:
+            clear_frames(error.__traceback__)  # or all that they hold would be garbage for a full collection: error refers to us
             settle = partial(self._settle, None, error)
         self.ended = True
         self.calls.running -= 1
         self.calls.tell(settle)
-        del settle  # an error refers to this frame, which would be cyclic garbage with all that the work held
 
     def _settle(self, result: Result | None, error: Exception | None) -> None:
         if self.future.done():

@@ -48,7 +48,7 @@ def router(service: Service) -> APIRouter:
         """The form without scripts."""
         given = {name: text_of(value, name) for name, value in (await read_fields(request)).items()}
         text, beam, source, target = (given.get(name, "") for name in ("text", "beam", "source", "target"))
-        shown = {"text": text, "beam": beam, "source": source, "target": target}
+        shown: dict[str, Any] = {"text": text, "beam": beam, "source": source, "target": target}
         try:
             service.admit(given.get("key") or None, [text])
             if source == "auto":

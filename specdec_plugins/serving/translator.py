@@ -178,7 +178,7 @@ class AsyncTranslator:
         if self._calls is None or self._calls[0].loop is not loop:
             self._calls = Calls(loop), Calls(loop, beside=True)
         on_the_loop, beside = self._calls
-        small = sum(map(len, texts)) <= SMALL and len(texts) * settings.drawn <= FEW
+        small = sum(map(len, texts)) <= SMALL and len(texts) * settings.drawn <= FEW and not settings.mbr
         return on_the_loop if small else beside
 
     def _retry_after(self) -> int:
