@@ -655,7 +655,7 @@ def test_another_model_takes_over_between_requests(monkeypatch):
             ]
             status, content = second.result()
             assert status == 200 and (content["model"], content["target"]) == ("new", "fr")
-        assert '<option value="en fr">' in served.ask("GET", "/")[2]
+        assert '<option value="fr" selected>' in served.ask("GET", "/")[2]
         assert served.post("/detect", q="Le chien court dans la forêt.")[1][0]["language"] == "fr"
     finally:
         served.close()
