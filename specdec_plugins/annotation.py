@@ -24,6 +24,7 @@ def annotated(
     weights = iter(translator.engine.attention([(s.tokens, h.tokens) for _, s, h in known]) if alignments else ())
     done = []
     for result, output, asked in zip(results, outputs, languages):
+        translator.engine.give_way()
         if output is None:
             done.append(replace(result, alignment=Alignment([], [], []) if alignments else None))
             continue

@@ -237,7 +237,8 @@ class Engine:
             self.kernels.members = max(1, self.kernels.threads // running)
 
     def give_way(self) -> None:
-        """Called for each sentence that is read or written, which may take long for many: lets other callers run, if any."""
+        """Called for each sentence that is read, written or worked on, which may take long for many: lets other callers run, if
+        any."""
 
     def take_stats(self) -> DecodeStats:
         """The totals since the last call; resets them."""

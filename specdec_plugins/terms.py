@@ -25,7 +25,10 @@ def translate_terms(
 ) -> list[Translation]:  # fmt: skip
     """Translate with the options of `Translator.translate`. Raises ValueError for several outputs a sentence."""
     check_single(translator, options)
-    found = [glossary.find(sentence) for sentence in sentences]
+    found = list[list[Found]]()
+    for sentence in sentences:
+        translator.engine.give_way()
+        found.append(glossary.find(sentence))
     aligned = options | {"alignments": True}
     results = translator.translate(sentences, **aligned if any(found) else options)
     refused: list[list[Found]] = [[] for _ in results]

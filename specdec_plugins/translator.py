@@ -148,7 +148,7 @@ class Translator:
             results = self.counted(sentences, results, [target for _, target in languages])
         if drawn := self.settings.mbr:
             groups = [results[start : start + drawn] for start in range(0, len(results), drawn)]
-            results = [group[most_agreed([result.text for result in group])] for group in groups]
+            results = [group[most_agreed([result.text for result in group], self.engine.give_way)] for group in groups]
         self.stats.seconds["text"] += time.perf_counter() - began - (sum(self.stats.seconds.values()) - busy)
         return results
 

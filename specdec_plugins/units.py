@@ -72,7 +72,11 @@ def translate_units(
     if faults:
         raise min(faults, key=lambda fault: fault.index)
     ordered = (results[n] for n in range(len(sentences)))
-    return [placed(parts, [next(ordered) for part in parts if part.sentence], protects and placeholders) for parts in split]
+    done: list[Placed | None] = []
+    for parts in split:
+        translator.engine.give_way()
+        done.append(placed(parts, [next(ordered) for part in parts if part.sentence], protects and placeholders))
+    return done
 
 
 def translate_first_units(

@@ -2,12 +2,15 @@
 
 import itertools
 import json
+import random
+from collections import Counter
 
 import pytest
 from sacrebleu.metrics.chrf import CHRF
 from test_translate import folder, lines, parts, run, source, stopped_after  # noqa: F401  # fixtures
 
 from specdec_plugins.settings import OptionError, Settings
+from specdec_plugins.text import agreement
 from specdec_plugins.text.agreement import most_agreed
 from specdec_plugins.translator import Translator
 
@@ -80,6 +83,29 @@ def test_minimum_bayes_risk_takes_the_sample_most_like_the_others(folder, lines)
         ]
         assert means[best.sample] == pytest.approx(max(means)) and best.text == texts[best.sample]
     assert most_agreed(["a", "b", "b"]) == 1
+
+
+def test_the_sample_most_like_the_others_is_sacrebleus():
+    """Also where many score the same, texts are empty, or letters are outside the basic plane."""
+
+    def agreed(texts):
+        def mean(text):
+            others = ((other, times - (other == text)) for other, times in counts.items())
+            return sum(times * metric.sentence_score(text, [other]).score for other, times in others if times)
+
+        counts, metric = Counter(texts), CHRF()
+        return texts.index(max(counts, key=mean))
+
+    choose = random.Random(0)
+    for _ in range(500):
+        letters, most = choose.choice(["ab ", "abc", "a \u00a0\U0001f600", "abcdefgh "]), choose.choice([4, 9, 40])
+        texts = ["".join(choose.choices(letters, k=choose.randrange(most))) for _ in range(choose.randrange(1, 9))]
+        assert most_agreed(texts) == agreed(texts), texts
+    words = ["ein", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht"]
+    texts = [" ".join(choose.choices(words, k=30)) for _ in range(20)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(agreement, "ENTRIES", 200)  # in many parts
+        assert most_agreed(texts) == agreed(texts)
 
 
 def test_streams_draw_as_whole_texts_do(folder, lines):  # noqa: F811

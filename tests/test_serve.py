@@ -15,7 +15,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import pytest
 from conftest import ROOT
@@ -25,8 +25,10 @@ uvicorn = pytest.importorskip("uvicorn", reason="needs the extra serve")
 pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 
+from specdec_plugins import translator as translator_module  # noqa: E402
 from specdec_plugins.commands import serve  # noqa: E402
 from specdec_plugins.extras import install_command  # noqa: E402
+from specdec_plugins.serving.api import own  # noqa: E402
 from specdec_plugins.serving.app import called, make_app  # noqa: E402
 from specdec_plugins.serving.connection import Patient  # noqa: E402
 from specdec_plugins.serving.engine import EngineThread, close_all  # noqa: E402
@@ -125,6 +127,58 @@ def test_detection_does_not_hold_up_others(served, monkeypatch):
     assert threads[0].name.startswith("asyncio")  # not the event loop's
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"text": LINES * 10},
+        {"text": LINES[0], "sampling": True, "num_samples": 9},
+        {"text": LINES[0], "sampling": True, "mbr": 12},
+        {"text": LINES * 10, "alignments": True, "word_scores": True, "trace": True},
+        {"text": " ".join(LINES * 10), "windows": "sentence"},
+        {"text": LINES * 10, "glossary": [["dog", "Köter"]]},
+    ],
+    ids=str,
+)
+def test_large_calls_do_not_run_on_the_event_loop(served, monkeypatch, body):
+    """Nothing of them: reading texts, comparing samples, writing the answer. The answer is the library's."""
+    threads = dict[str, str]()
+
+    def noted(where, name):
+        original = getattr(where, name)
+        monkeypatch.setattr(
+            where, name, lambda *a, **b: (threads.update({name: threading.current_thread().name}), original(*a, **b))[1]
+        )
+
+    noted(Translator, "source"), noted(Translator, "finish"), noted(own, "result"), noted(translator_module, "most_agreed")
+    status, content = served.post(**body)
+    assert status == 200 and threads and {name.partition("_")[0] for name in threads.values()} == {"texts"}, threads
+    options = {name: value for name, value in body.items() if name not in ("text", "trace", "glossary")}
+    options |= {"glossary": Glossary.of(body["glossary"])} if "glossary" in body else {}
+    texts = body["text"] if isinstance(body["text"], list) else [body["text"]]
+    assert [each["text"] for each in outputs(content)] == [each.text for each in expected(texts, options)]
+    threads.clear()
+    assert served.post(text=LINES[0])[0] == 200 and {"texts"}.isdisjoint(name.partition("_")[0] for name in threads.values())
+
+
+def test_more_outputs_than_a_request_may_have(served):
+    for body, said in (
+        ({"text": LINES[0], "sampling": True, "mbr": 257}, "mbr 257 is above the server's limit of 256 samples of a text"),
+        ({"text": ["A"] * 256, "sampling": True, "num_samples": 9}, "2,304 outputs, of 256 texts, exceed the limit of 2,048"),
+    ):
+        status, content = served.post(**body)
+        assert status == 400 and said in content["error"]
+
+
+def test_fields_without_end(served):
+    """They are refused before each is looked at, and forms are read in linear time."""
+    for body, status in ({"text": [0] * 300}, 413), ({"text": "a", **dict.fromkeys(map(str, range(101)), 0)}, 400):
+        assert served.post(**body)[0] == status
+    fields = dict.fromkeys(map(str, range(101)), 0)
+    assert served.post("/translate", q="a", source="en", target="de", **fields)[0] == 400
+    query = "&".join(f"a{number}=1" for number in range(2000)) + "&q=A+dog+runs.&source=en&target=fr&target=de"
+    assert served.ask("POST", f"/translate?{query}", "")[2]["translatedText"] == expected(["A dog runs."], {})[0].text
+
+
 def test_streams(served):
     text = " ".join(LINES[:3])
     status, headers, content = served.ask("POST", "/v1/translate", {"text": text, "stream": True, "windows": "sentence"})
@@ -177,14 +231,15 @@ def test_the_page(served):
     status, headers, content = served.ask("GET", "/")
     (nonce,) = set(re.findall(r'nonce="([^"]+)"', content))
     assert status == 200 and f"script-src 'nonce-{nonce}'" in headers["content-security-policy"]
-    assert '<option value="en de">English to German</option>' in content and "API key" not in content
+    assert '<option value="de" selected>German</option>' in content and "API key" not in content
+    assert 'served = {"en": ["de", "fr"]};' in content
     text = LINES[0] + "\n" + LINES[1]
-    form = urlencode({"text": text, "pair": "en de", "beam": 2})
+    form = urlencode({"text": text, "source": "auto", "target": "de", "beam": 2})
     status, _, content = served.ask("POST", "/", form, content_type="application/x-www-form-urlencoded")
     both = "\n".join(each.text for each in expected(LINES[:2], {"beam": 2}))
-    assert status == 200 and f'dir="auto">{both}</p>' in html.unescape(content) and 'value="en de" selected' in content
-    for wrong, said in ({"pair": "en ja"}, "no model translates from en to ja"), ({"beam": "x"}, "beam is not a number"):
-        form = urlencode({"text": "</textarea><script>", "pair": "en de", "beam": 1, **wrong})
+    assert status == 200 and f'dir="auto">{both}</p>' in html.unescape(content) and 'value="auto" selected' in content
+    for wrong, said in ({"target": "ja"}, "no model translates from en to ja"), ({"beam": "x"}, "beam is not a number"):
+        form = urlencode({"text": "</textarea><script>", "source": "en", "target": "de", "beam": 1, **wrong})
         status, _, content = served.ask("POST", "/", form, content_type="application/x-www-form-urlencoded")
         assert status == 400 and said in content and content.count("<script") == 1, content
     asked = {"alignments": True, "trace": True, "beta": 3, "tau": 1}
@@ -197,6 +252,32 @@ def test_the_page(served):
     )
     status, content = served.post(text=LINES[0], source="en", target="de", beam=3, nbest=3, alignments=True, trace=True)
     assert status == 200 and len(outputs(content)) == 3
+
+
+def test_the_first_model_is_the_usual_one():
+    """On the page and for clients that ask, also where another's languages come first in the alphabet."""
+    docs, server = str(ROOT / "data" / "docs.en-fr"), None
+    for folders, usual in ([docs, PAIR], ("fr", "French")), ([PAIR, docs], ("de", "German")):
+        try:
+            server = Served(folders)
+            assert f'<option value="{usual[0]}" selected>{usual[1]}</option>' in server.ask("GET", "/")[2]
+            language = server.ask("GET", "/frontend/settings")[2]["language"]
+            assert language["source"]["code"] == "en" and language["target"] == {"code": usual[0], "name": usual[1]}
+        finally:
+            server.close()
+
+
+def test_the_page_asks_for_what_the_server_has(served):
+    """Files and detection, as the page's script asks for them."""
+    parts = {"source": "auto", "target": "de", "api_key": "", "columns": ""}
+    fields = [f'--x\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in parts.items()]
+    file = '--x\r\ncontent-disposition: form-data; name="file"; filename="a.md"\r\n\r\nA *dog* runs.\r\n--x--\r\n'
+    kind = "multipart/form-data; boundary=x"
+    status, _, content = served.ask("POST", "/translate_file", "".join([*fields, file]), content_type=kind)
+    assert status == 200 and "*Hund*" in served.ask("GET", urlsplit(content["translatedFileUrl"]).path)[2]
+    form = urlencode({"q": "A dog runs.", "api_key": ""})
+    found = served.ask("POST", "/detect", form, content_type="application/x-www-form-urlencoded")[2]
+    assert found[0]["language"] == "en"
 
 
 @pytest.mark.parametrize(
@@ -334,6 +415,37 @@ def test_a_client_that_leaves_before_the_first_piece_frees_its_place(served):
         waited(lambda: not model.pending)
     finally:
         passes.set()
+
+
+def sent(body, path="/v1/translate"):
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    return head.encode() + content
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_client_that_sends_no_more_gets_its_answer(served, held):
+    """At once, or after the server has looked whether it is there; of a stream, and of requests that it sent together, too."""
+    whole = " ".join(LINES[:3])
+    for texts in ([LINES[0]], [LINES[0], LINES[1]], [whole]):
+        bodies = [{"text": text, **({"stream": True, "windows": "sentence"} if text == whole else {})} for text in texts]
+        passes = threading.Event()
+        served.engines[0].post(passes.wait) if held else passes.set()
+        client = socket.create_connection(("127.0.0.1", served.port), timeout=60)
+        client.sendall(b"".join(map(sent, bodies)))
+        client.shutdown(socket.SHUT_WR)
+        if held:
+            assert client.recv(1) == b"H" and client.recv(1) == b"T"
+            passes.set()
+        got = (b"HT" if held else b"") + b"".join(iter(lambda c=client: c.recv(1000), b""))
+        assert got.count(b"HTTP/1.1 200 OK\r\n") == len(texts) and got.startswith(b"HTTP/1.1 200 OK\r\n")
+        for text, body in zip(texts, bodies):
+            own = expected([text], {key: value for key, value in body.items() if key == "windows"})
+            assert json.dumps(own[0].text, ensure_ascii=False).encode() in got
+    client = socket.create_connection(("127.0.0.1", served.port), timeout=60)
+    client.sendall(sent({"text": LINES[0]})[:-3])  # not a whole request
+    client.shutdown(socket.SHUT_WR)
+    assert client.recv(1000) == b""
 
 
 def test_what_is_not_unicode_is_refused_and_never_a_fault(served):
@@ -553,7 +665,7 @@ def test_another_model_takes_over_between_requests(monkeypatch):
             ]
             status, content = second.result()
             assert status == 200 and (content["model"], content["target"]) == ("new", "fr")
-        assert '<option value="en fr">' in served.ask("GET", "/")[2]
+        assert '<option value="fr" selected>' in served.ask("GET", "/")[2]
         assert served.post("/detect", q="Le chien court dans la forêt.")[1][0]["language"] == "fr"
     finally:
         served.close()

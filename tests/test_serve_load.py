@@ -117,6 +117,18 @@ def test_bodies_and_headers_without_end(served):  # noqa: F811
     assert served.ask("GET", "/health")[0] == 200
 
 
+def test_a_request_that_is_refused_while_it_arrives_is_answered(served):  # noqa: F811
+    """A client that sends the rest of it meanwhile would see its connection reset, and no reason."""
+    for kind, body in (
+        ("application/x-www-form-urlencoded", b"a=&" * 200_000),
+        ("multipart/form-data; boundary=x", b"--x\r\n" * 90_000),
+    ):
+        head = f"POST /translate HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
+        client = connected(served.port, head.encode() + body)
+        assert client.recv(12) == b"HTTP/1.1 400", kind
+        client.close()
+
+
 def test_clients_that_leave_with_half_a_body(served, caplog):  # noqa: F811
     """It is no error of ours."""
     kinds = "application/json", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded"

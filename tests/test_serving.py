@@ -8,6 +8,8 @@ import random
 import threading
 import time
 import weakref
+from contextlib import suppress
+from functools import partial
 
 import pytest
 from conftest import ROOT
@@ -15,8 +17,10 @@ from conftest import ROOT
 from specdec_plugins import AsyncTranslator, Translator
 from specdec_plugins.decoding.backends.cpu.binding import library
 from specdec_plugins.decoding.control.fixed import FixedLength
+from specdec_plugins.serving import garbage
 from specdec_plugins.serving.calls import Call, Calls
 from specdec_plugins.serving.engine import Cancelled, EngineThread, Guest
+from specdec_plugins.serving.texts import translate_texts
 from specdec_plugins.serving.translator import Closed, QueueFull, settings_for
 from specdec_plugins.settings import OptionError, Settings
 
@@ -390,3 +394,51 @@ async def test_long_work_on_text_gives_way_and_ends_when_cancelled(monkeypatch):
     with pytest.raises(Cancelled):
         await call.future
     assert had and call.ended
+
+
+def test_large_calls_leave_no_cyclic_garbage():
+    """Full collections would hold up all requests, and memory would wait for them."""
+
+    def broken(translator):
+        kept = [[number] for number in range(1000)]
+        raise ValueError(len(kept))
+
+    async def calls():
+        served = load()
+        work = partial(translate_texts, texts=["*A dog* runs.\n\n" * 200], form="markdown")
+        await served.run(work, served.translator.settings, ["A dog runs." * 200])
+        gc.collect()
+        gc.disable()
+        try:
+            await served.run(work, served.translator.settings, ["A dog runs." * 200])
+            with suppress(ValueError):
+                await served.run(broken, served.translator.settings, ["A dog runs." * 200])
+            await asyncio.sleep(0.05)
+            return gc.collect()
+        finally:
+            gc.enable()
+            await served.close()
+
+    assert asyncio.run(calls()) < 500  # a Markdown file of as many paragraphs has 2,000 spans, marks and tokens
+
+
+def test_collections_wait_for_large_calls(monkeypatch):
+    collected, busy, threshold = [], [True] * 3, gc.get_threshold()
+    monkeypatch.setattr(garbage, "LOOK", 0.001)
+    monkeypatch.setattr(garbage, "OFTEN", 0.0)
+    try:
+        kept = garbage.Garbage()
+        assert gc.get_threshold()[2] == garbage.NEVER and gc.get_freeze_count() > 0
+        kept.thaw()
+        assert gc.get_freeze_count() == 0
+        monkeypatch.setattr(gc, "collect", lambda: collected.append(len(busy)))
+
+        async def some():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(kept.collect(lambda: bool(busy) and busy.pop()), 0.5)
+
+        asyncio.run(some())
+        assert collected and set(collected) == {0} and kept.frozen
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*threshold)

@@ -207,10 +207,12 @@ def run(options: argparse.Namespace) -> None:
 
         from specdec_plugins.serving.app import make_app
         from specdec_plugins.serving.connection import Patient
+        from specdec_plugins.serving.garbage import Garbage
         from specdec_plugins.serving.glossaries import Glossaries
         from specdec_plugins.serving.service import Limits, Model, Service, read_keys
     from specdec_plugins.serving.engine import SESSIONS, EngineThread, close_all
     from specdec_plugins.serving.translator import AsyncTranslator
+    from specdec_plugins.text.codec import NoLanguage
     from specdec_plugins.translator import Translator
 
     settle()
@@ -223,6 +225,8 @@ def run(options: argparse.Namespace) -> None:
 
     def load(name: str, own: argparse.Namespace) -> Model:
         translator = Translator.from_pretrained(own.model, **vars(settings_of(own)))
+        with suppress(NoLanguage):  # now, as a codec's libraries would hold up the first requests
+            translator.codec.decode(translator.codec.encode("A.").text)
         return Model.of(name, AsyncTranslator(translator, own.rows, own.queue, threads))
 
     limits = Limits(
@@ -234,8 +238,11 @@ def run(options: argparse.Namespace) -> None:
         close_all(threads)
         raise
 
+    garbage = Garbage()  # once models are loaded
+
     async def reload() -> None:
         """Load the folders again, one at a time, and use each from then on. One that cannot be loaded changes nothing."""
+        garbage.thaw()
         for place, (name, own) in enumerate(models_of(options)):
             try:
                 service.swap(place, await asyncio.to_thread(load, name, own))
@@ -246,6 +253,7 @@ def run(options: argparse.Namespace) -> None:
 
     class Server(uvicorn.Server):
         reloading: asyncio.Task | None = None
+        collecting: asyncio.Task | None = None
 
         async def startup(self, sockets=None) -> None:
             try:
@@ -256,6 +264,7 @@ def run(options: argparse.Namespace) -> None:
                 host, port, *_ = each.getsockname()
                 log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
+            self.collecting = asyncio.ensure_future(garbage.collect(lambda: any(each.served.large for each in service.models)))
             if again.is_set():
                 self.reload()
 
@@ -276,8 +285,10 @@ def run(options: argparse.Namespace) -> None:
             await super().shutdown(sockets)
             await closing
 
+    app = make_app(service, options.grace, names_of(options))
+    app.openapi()  # is kept
     config = uvicorn.Config(
-        make_app(service, options.grace, names_of(options)), options.host, options.port, access_log=False, log_config=None,
+        app, options.host, options.port, access_log=False, log_config=None,
         server_header=False, loop="asyncio", http=Patient, ws="none",
         timeout_graceful_shutdown=math.ceil(options.grace) + DRAIN,
     )  # fmt: skip

@@ -25,8 +25,9 @@ def tokens(source: str, root: str = "") -> Sequence[Token]:
     except expat.ExpatError as error:
         at = len(text[: max(0, parser.expat.ErrorByteIndex)].decode(errors="ignore")) - len(root)
         raise Unreadable(max(0, at), expat.errors.messages[error.code]) from None
-    ends = [token.start for token in parser.found[1:]] + [len(source)]
-    return [token._replace(end=end) for token, end in zip(parser.found, ends)]
+    found, parser.found = parser.found, Tokens()  # expat's handlers keep the parser, as cyclic garbage
+    ends = [token.start for token in found[1:]] + [len(source)]
+    return [token._replace(end=end) for token, end in zip(found, ends)]
 
 
 class Reader:

@@ -24,7 +24,7 @@ from specdec_plugins.serving.metrics import Metrics
 from specdec_plugins.serving.service import GONE, Refused, Service
 
 access = logging.getLogger("specdec.access")
-LINGERING = 1.0  # seconds for reading the rest of a refused body
+LINGERING = 1.0  # seconds for reading the rest of a body that is refused
 
 
 def make_app(service: Service, grace: float = 30.0, names: Collection[str] | None = None) -> FastAPI:
@@ -150,7 +150,6 @@ class Boundary:
             size += len(message.get("body", b""))
             whole = whole or not message.get("more_body")
             if max(size, announced) > limits.body:
-                await discard(2 * limits.body)
                 raise HTTPException(413, f"the body exceeds the limit of {limits.body:,} bytes")
             return message
 
@@ -167,6 +166,8 @@ class Boundary:
         async def noted(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
+            if message["type"] == "http.response.start" and not whole and status != GONE:
+                await discard(2 * limits.body)
             if message["type"] == "http.response.start" and not whole:  # otherwise the rest, without end perhaps, would be read
                 message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
             if status != GONE:

@@ -1,7 +1,7 @@
 """Many callers, few sessions: concurrent calls share a model's batches, and each result is `Translator.translate`'s own.
 
-A call runs that method unchanged, on the callers' thread. Only its session is replaced, by a `Guest`, which lines up requests for
-the threads that own the real ones and waits for what they commit; meanwhile other calls run (`calls.py`).
+A call runs that method unchanged, on the callers' thread or, if large, beside it. Only its session is replaced, by a `Guest`:
+it lines up requests for the threads that own the real ones and waits for what they commit. Meanwhile other calls run.
 """
 
 import logging

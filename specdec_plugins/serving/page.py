@@ -1,6 +1,9 @@
-"""The page at /: a form, which works without scripts; with them it shows drafts pass, alternatives and alignments."""
+"""The page at /: a form, which works without scripts. With them it shows drafts pass, alternatives and alignments, swaps
+languages, copies and translates files."""
 
+import asyncio
 import secrets
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader
 
+from specdec_plugins.files import FORMATS
 from specdec_plugins.serving.api.fields import read_fields, text_of
 from specdec_plugins.serving.names import name_of
 from specdec_plugins.serving.service import Refused, Service
@@ -21,17 +25,14 @@ def router(service: Service) -> APIRouter:
         "page.html"
     )
 
-    def answer(status: int = 200, text: str = "", pair: str = "", beam: str = "1", **found: Any) -> HTMLResponse:
-        pairs = [
-            (source, target, f"{name_of(source)} to {name_of(target)}")
-            for source, targets in service.languages().items()
-            for target in targets
-        ]
-        nonce = secrets.token_urlsafe(16)
-        shown = {"text": text, "pair": pair, "beam": beam, "error": None, "translation": None, **found}
-        content = template.render(
-            nonce=nonce, pairs=pairs, keyed=service.keys is not None, characters=service.limits.characters, **shown
-        )
+    def answer(status: int = 200, source: str = "", target: str = "", **found: Any) -> HTMLResponse:
+        served, nonce, usual = service.languages(), secrets.token_urlsafe(16), service.usual
+        shown = {
+            "text": "", "beam": "1", "error": None, "translation": None, "served": served, "sources": named(served),
+            "targets": named({target for targets in served.values() for target in targets}), "source": source or usual[0],
+            "target": target or usual[1], "accepted": ",".join(f".{ending}" for ending in FORMATS), **found,
+        }  # fmt: skip
+        content = template.render(nonce=nonce, keyed=service.keys is not None, characters=service.limits.characters, **shown)
         policy = (
             f"default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; connect-src 'self'; form-action 'self'; "
             "frame-ancestors 'none'; base-uri 'none'"
@@ -46,17 +47,24 @@ def router(service: Service) -> APIRouter:
     async def translate(request: Request) -> HTMLResponse:
         """The form without scripts."""
         given = {name: text_of(value, name) for name, value in (await read_fields(request)).items()}
-        text, pair, beam = given.get("text", ""), given.get("pair", ""), given.get("beam", "1")
+        text, beam, source, target = (given.get(name, "") for name in ("text", "beam", "source", "target"))
+        shown: dict[str, Any] = {"text": text, "beam": beam, "source": source, "target": target}
         try:
             service.admit(given.get("key") or None, [text])
-            source, _, target = pair.partition(" ")
+            if source == "auto":
+                source = (await asyncio.to_thread(service.source_of, [text]))[0]
             route = service.route(source or None, target or None)
             if not beam.isascii() or not beam.isdigit():
                 raise Refused(400, "beam is not a number")
             work = partial(translate_texts, texts=[text], **route.languages)  # type: ignore[arg-type]
-            [[best, *_]] = await service.translate(request, route, 1, {"beam": int(beam[:4])}, work)
+            [[best, *_]] = await service.translate(request, route, [text], {"beam": int(beam[:4])}, work)
         except Refused as error:
-            return answer(error.status, text, pair, beam, error=str(error))
-        return answer(200, text, pair, beam, translation=best)
+            return answer(error.status, error=str(error), **shown)
+        return answer(translation=best, **shown)
 
     return page
+
+
+def named(codes: Iterable[str]) -> list[tuple[str, str]]:
+    """Languages with their names, in the names' order."""
+    return sorted(((code, name_of(code)) for code in codes), key=lambda each: each[1])

@@ -28,6 +28,8 @@ from specdec_plugins.translator import Translator
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 RESTART = 10  # seconds that a restart takes, for Retry-After
+OUTPUTS = 8  # of a request, at most, for each text that it may have
+MBR = 256  # samples of a text that are compared with one another
 DETECTED = 1000  # characters that a language is detected by
 
 
@@ -41,6 +43,13 @@ class Limits:
     body: int = 1 << 20  # bytes
     per_minute: int | None = None  # characters of all requests with one key
     quota: int | None = None  # and since the server started
+
+    def check(self, settings: Settings, texts: int) -> None:
+        """Raises Refused for more outputs than a request may have."""
+        if (settings.mbr or 0) > MBR:
+            raise Refused(400, f"mbr {settings.mbr:,} is above the server's limit of {MBR:,} samples of a text")
+        if (outputs := texts * settings.drawn) > (most := OUTPUTS * self.texts):
+            raise Refused(400, f"{outputs:,} outputs, of {texts:,} texts, exceed the limit of {most:,} of a request")
 
 
 @dataclass(frozen=True)
@@ -118,6 +127,13 @@ class Service:
                 found.setdefault(public(source), set()).update(map(public, model.targets))
         return {source: sorted(targets) for source, targets in sorted(found.items())}
 
+    @property
+    def usual(self) -> tuple[str, str]:
+        """The languages of requests that name none, of the first model."""
+        sources, targets = (map(public, codes) for codes in (self.models[0].sources, self.models[0].targets))
+        source = next(sources)
+        return source, next((each for each in targets if each != source), source)
+
     def detect(self, text: str) -> list[tuple[str, float]]:
         """The likeliest languages among those that are served, best first, with probabilities."""
         if (detector := self._detector) is None:
@@ -168,12 +184,14 @@ class Service:
         self._minutes[key] = minute, total
 
     async def translate(
-        self, request: Request, route: Route, texts: int, options: Mapping[str, Any], work: Callable[[Translator], Result]
-    ) -> Result:
+        self, request: Request, route: Route, texts: Sequence[str], options: Mapping[str, Any],
+        work: Callable[[Translator], Result],
+    ) -> Result:  # fmt: skip
         """The result of ``work`` for a request; `AsyncTranslator.run` explains it. Raises Refused."""
         with refusals():
             served = route.model.served
             settings = self.settings(route, options)
+            self.limits.check(settings, len(texts))
             return await while_connected(request, served.run(work, settings, texts, self.limits.seconds))
 
     def settings(self, route: Route, options: Mapping[str, Any]) -> Settings:

@@ -13,6 +13,8 @@ from specdec_plugins.translations import Translation
 from specdec_plugins.translator import Translator
 from specdec_plugins.units import translate_units
 
+PART = 1024  # sentences at a time: freeing what those of a large file leave would hold up all requests
+
 
 def translate_texts(
     translator: Translator, texts: Sequence[str], form: str = "lines", options: Options = Options(), whole: bool = False,  # noqa: B008
@@ -64,8 +66,8 @@ class Outputs:
 
     def translate(self, sentences: Sequence[str], **choices: Any) -> list[Translation]:
         if self.settings.outputs == 1:
-            return self.translator.translate(sentences, **choices)
+            return [*self.translator.stream(sentences, PART, **choices)]
         key = (*sentences, *map(str, choices.items()))
         if key not in self.found:  # for rank 0; the others take what it found
-            self.found[key] = self.translator.translate(sentences, **choices)
+            self.found[key] = [*self.translator.stream(sentences, PART, **choices)]
         return self.found[key][self.rank :: self.settings.outputs]

@@ -32,6 +32,7 @@ from specdec_plugins.translator import Translator
 Result = TypeVar("Result")
 ROWS = 64  # rows in flight
 QUEUE = 1024  # texts of all calls, waiting and in flight
+SMALL, FEW = 1000, 8  # characters and outputs of a call whose work on text takes milliseconds
 AGAIN = "glossary", "protect", "protected"  # options with which a text may be translated several times
 
 
@@ -68,7 +69,7 @@ class AsyncTranslator:
         self.line = Line(translator.engine, rows, self.threads[:most])
         self.pending = 0  # texts
         self.closing = False
-        self._calls: Calls | None = None
+        self._calls: tuple[Calls, Calls] | None = None  # on the loop's thread, and beside it
         self._running: set[asyncio.Future] = set()
 
     @classmethod
@@ -105,7 +106,7 @@ class AsyncTranslator:
         """
         lines = texts_of([texts] if isinstance(texts, str) else texts, "texts", "translate")
         settings, rest = settings_for(self.translator.settings, options)
-        results = await self.run(lambda translator: translator.translate(lines, **rest), settings, len(lines), timeout)
+        results = await self.run(lambda translator: translator.translate(lines, **rest), settings, lines, timeout)
         return per_sentence(results, settings.outputs, options)
 
     async def stream(
@@ -116,19 +117,24 @@ class AsyncTranslator:
         With ``passes`` also yield what these accepted and refused, before their pieces; of a search all passes at its end. Other
         options as for `translate`.
         """
+        settings, rest = settings_for(self.translator.settings, options)
         pieces: asyncio.Queue[str | Sequence[Step] | None] = asyncio.Queue()
-        deltas, told = Deltas(self.translator.codec, pieces.put_nowait), Counter[int]()
+        calls = self._calls_for(settings, [text])
+
+        def tell(piece: str | Sequence[Step]) -> None:
+            calls.tell(partial(pieces.put_nowait, piece))
+
+        deltas, told = Deltas(self.translator.codec, tell), Counter[int]()
 
         def on_commit(commit: Commit) -> None:
             if passes and (steps := commit.steps[told[commit.request] :]):
                 told[commit.request] += len(steps)
-                pieces.put_nowait(steps)
+                tell(steps)
             deltas.push(commit)
 
-        settings, rest = settings_for(self.translator.settings, options)
         if settings.drawn > 1 or settings.context or not rest.keys().isdisjoint(AGAIN):
             raise ValueError("a stream has one output; it does not support nbest, num_samples, mbr, context or glossary")
-        call = self.run(lambda translator: translator.translate([text], **rest), settings, 1, timeout, on_commit)
+        call = self.run(lambda translator: translator.translate([text], **rest), settings, [text], timeout, on_commit)
         call.add_done_callback(lambda _: pieces.put_nowait(None))
         try:
             while (piece := await pieces.get()) is not None:
@@ -153,46 +159,56 @@ class AsyncTranslator:
         each = [self.translator.stats, *(desk.stats for desk in self.line.desks)]
         return reduce(add, (replace(stats, lengths=stats.lengths.copy()) for stats in each))  # they change meanwhile
 
+    @property
+    def large(self) -> int:
+        """Calls beside the event loop that have not come to their end, although they may have been cancelled."""
+        return 0 if self._calls is None else self._calls[1].running
+
     def run(
-        self, work: Callable[[Translator], Result], settings: Settings, texts: int, timeout: float | None = None,
+        self, work: Callable[[Translator], Result], settings: Settings, texts: Sequence[str], timeout: float | None = None,
         on_commit: Callable[[Commit], None] | None = None,
     ) -> asyncio.Future[Result]:  # fmt: skip
-        """The future result of ``work``, to which a translator of these settings is given; it may call all its methods."""
+        """The future result of ``work`` on ``texts``, to which a translator of these settings is given; it may call all its
+        methods. Unless the work is small, it is done beside the event loop (`calls.py`)."""
         if self.closing:
             raise Closed("the server is stopping")
         if self.line.failed:
             raise Failed("the model cannot translate at present; the server's log says why")
-        if texts > self.queue:
-            raise ValueError(f"{texts:,} texts do not fit in a queue of {self.queue:,}; send fewer at a time")
-        if self.pending + texts > self.queue:
+        if (count := len(texts)) > self.queue:
+            raise ValueError(f"{count:,} texts do not fit in a queue of {self.queue:,}; send fewer at a time")
+        if self.pending + count > self.queue:
             raise QueueFull(self._retry_after())
-        loop = asyncio.get_running_loop()
-        if self._calls is None or self._calls.loop is not loop:
-            self._calls = Calls(loop)
-        call = Call[Result](self._calls)
+        call = Call[Result](self._calls_for(settings, texts))
         guest, future = Guest(self.line, call, on_commit), call.future
-        late = loop.call_later(timeout, expire, future) if timeout is not None else None
+        late = call.calls.loop.call_later(timeout, expire, future) if timeout is not None else None
 
         def ended(future: asyncio.Future) -> None:
-            self.pending -= texts
+            self.pending -= count
+            self.translator.stats.seconds["text"] += guest.stats.seconds["text"]
             self._running.discard(future)
             if late is not None:
                 late.cancel()
             if not call.ended:  # cancelled, or too late
                 guest.cancel()
-                call.resume()
+                call.end()
 
-        self.pending += texts
+        self.pending += count
         self._running.add(future)
         future.add_done_callback(ended)
         call.start(partial(self._work, guest, settings, work))
         return future
 
     def _work(self, guest: Guest, settings: Settings, work: Callable[[Translator], Result]) -> Result:
-        try:
-            return work(self.translator.through(SharedEngine(self.translator.engine, settings, guest)))
-        finally:
-            self.translator.stats.seconds["text"] += guest.stats.seconds["text"]
+        return work(self.translator.through(SharedEngine(self.translator.engine, settings, guest)))
+
+    def _calls_for(self, settings: Settings, texts: Sequence[str]) -> Calls:
+        """Where a call for these texts runs."""
+        loop = asyncio.get_running_loop()
+        if self._calls is None or self._calls[0].loop is not loop:
+            self._calls = Calls(loop), Calls(loop, beside=True)
+        on_the_loop, beside = self._calls
+        small = sum(map(len, texts)) <= SMALL and len(texts) * settings.drawn <= FEW and not settings.mbr
+        return on_the_loop if small else beside
 
     def _retry_after(self) -> int:
         """Seconds until a queue that is full now may have room."""

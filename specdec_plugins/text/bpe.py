@@ -3,6 +3,7 @@
 import io
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from threading import Lock
 
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.reversible import code_point
@@ -36,6 +37,7 @@ class Bpe:
         except ValueError as error:  # from the version number
             raise ValueError(f"{codes}: not a BPE codes file ({error})") from None
         self._split: dict[str, str] = {}
+        self._lock = Lock()  # a server encodes on two threads
 
     def apply(self, line: str) -> str:
         """Split the tokens of a line into subwords, all but the last of a word ending in ``@@``."""
@@ -45,8 +47,9 @@ class Bpe:
         return " ".join(self._split.get(word) or self._apply(word) for word in words if word)
 
     def _apply(self, word: str) -> str:
-        self.bpe.cache.clear()  # subword-nmt's own never evicts
-        subwords = " ".join(self.bpe.segment_tokens([word]))
+        with self._lock:
+            self.bpe.cache.clear()  # subword-nmt's own never evicts
+            subwords = " ".join(self.bpe.segment_tokens([word]))
         self._split[word] = subwords if self.symbols is None else " ".join(spelled(subwords, self.symbols))
         return self._split[word]
 

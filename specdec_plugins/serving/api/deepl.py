@@ -58,7 +58,7 @@ def router(service: Service) -> APIRouter:
             translate_texts, texts=texts if lines else [" ".join(text.split("\n")) for text in texts],
             form=MARKUP[markup] if markup else "lines", options=Options(ignored=ignored), whole=whole, **choices,
         )  # fmt: skip
-        found = await service.translate(request, route, len(texts), {}, work)
+        found = await service.translate(request, route, texts, {}, work)
         code = public(route.source).upper()
         used = {"model_type_used": "latency_optimized"} if given.get("model_type") else {}
         translations = [

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from specdec_plugins.serving.service import Refused
 from specdec_plugins.text.lines import surrogate
 
+MOST = 100  # fields of a JSON object
 LISTS = frozenset(["text", "ignore_tags"])  # fields that a form may repeat
 
 
@@ -21,6 +22,8 @@ async def read_fields(request: Request) -> dict[str, Any]:
             raise Refused(400, "Invalid request: the body is not JSON") from None
         if not isinstance(given, dict):
             raise Refused(400, "Invalid request: the body is not a JSON object")
+        if len(given) > MOST:
+            raise Refused(400, f"Invalid request: over {MOST:,} fields")
         return given
     return fields_of(request, await form_of(request))
 
@@ -35,7 +38,12 @@ async def form_of(request: Request, files: int = 0) -> FormData:
 
 def fields_of(request: Request, form: FormData) -> dict[str, Any]:
     """The fields of a form, and of the query."""
-    values = {name: source.getlist(name) for source in (request.query_params, form) for name in source}
+    values: dict[str, list[Any]] = {}
+    for source in (request.query_params, form):
+        own: dict[str, list[Any]] = {}
+        for name, value in source.multi_items():
+            own.setdefault(name, []).append(value)
+        values |= own
     return {name: each if name in LISTS and len(each) > 1 else each[-1] for name, each in values.items()}
 
 

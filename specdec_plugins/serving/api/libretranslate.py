@@ -56,7 +56,7 @@ def router(service: Service) -> APIRouter:
             found["detectedLanguage"] = [detected] * len(texts) if many else detected
         route = service.route(source, target)
         work = partial(translate_texts, texts=texts, form=form if form == "html" else "lines", **route.languages)  # type: ignore[arg-type]
-        ranked = await service.translate(request, route, len(texts), searching(service, route, more), work)
+        ranked = await service.translate(request, route, texts, searching(service, route, more), work)
         found["translatedText"] = [best for best, *_ in ranked] if many else ranked[0][0]
         if more:
             others = [[*dict.fromkeys(each for each in rest if each != best)] for best, *rest in ranked]
@@ -83,8 +83,7 @@ def router(service: Service) -> APIRouter:
 
     @api.get("/frontend/settings")
     async def settings() -> dict[str, Any]:
-        source, targets = next(iter(service.languages().items()))
-        keyed, usual = service.keys is not None, {"source": source, "target": targets[0]}
+        keyed, usual = service.keys is not None, dict(zip(("source", "target"), service.usual))
         return {
             "apiKeys": keyed, "keyRequired": keyed, "charLimit": service.limits.characters, "frontendTimeout": 500,
             "filesTranslation": True, "supportedFilesFormat": ENDINGS, "suggestions": False,
@@ -120,13 +119,13 @@ def add_files(api: APIRouter, service: Service) -> None:
             content = await asyncio.to_thread(read.content, options)
         except ValueError as error:
             raise Refused(400, str(error)) from None
-        texts = [unit.text for unit in content.units]
-        service.admit(key_of(given), ["".join(texts)] * read.packed)
+        texts = ["".join(unit.text for unit in content.units)]  # one, whose outputs are one
+        service.admit(key_of(given), texts * read.packed)
         if source == "auto":
             source = (await asyncio.to_thread(service.source_of, texts))[0]
         route = service.route(source, target)
         work = partial(translate_content, content=content, **route.languages)  # type: ignore[arg-type]
-        best = await service.translate(request, route, 1, {}, work)
+        best = await service.translate(request, route, texts, {}, work)
         path = service.downloads.add(f"{name.stem[:100]}.{public(route.target)}.{ending}", best)
         return {"translatedFileUrl": str(request.url_for("download", path=path))}
 

@@ -5,7 +5,6 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import fields as fields_of
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -15,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import to_json
 
 from specdec_plugins.decoding.values import Step
-from specdec_plugins.serving.api.fields import key_of
+from specdec_plugins.serving.api.fields import MOST, key_of
 from specdec_plugins.serving.api.schemas import Error, errors, fields, post
 from specdec_plugins.serving.service import Refused, Service, refusals, while_connected
 from specdec_plugins.settings import PER_REQUEST, Settings, option_of
@@ -115,7 +114,7 @@ def router(service: Service) -> APIRouter:
 
     @post(api, "/translate", response_model=Answer, responses={200: {"content": {EVENTS: {}}}}, openapi_extra=body)
     async def translate(request: Request) -> Response:
-        call = call_of(request.headers.get("content-type", ""), await request.body())
+        call = call_of(request.headers.get("content-type", ""), await request.body(), service.limits.texts)
         texts = [call.text] if isinstance(call.text, str) else call.text
         service.admit(key_of(request, "Bearer"), texts)
         source = (await asyncio.to_thread(service.source_of, texts))[0] if call.source == "auto" else call.source
@@ -136,11 +135,12 @@ def router(service: Service) -> APIRouter:
                 # What is wrong with the request is answered with a status of its own.
                 first = await while_connected(request, anext(pieces))
             return StreamingResponse(events(head, first, pieces, tokens), media_type=EVENTS, headers=UNBUFFERED)
-        work = partial(Translator.translate, sentences=texts, **rest)
-        found = await service.translate(request, route, len(texts), options, work)
-        each = max(1, len(found) // max(1, len(texts)))  # outputs of a text
-        results = [result(found[start : start + each], tokens) for start in range(0, len(found), each)]
-        return Response(written({**head, "results": results}), media_type="application/json")
+
+        def work(translator: Translator) -> bytes:
+            return answered(translator, head, translator.translate(texts, **rest), tokens)
+
+        content = await service.translate(request, route, texts, options, work)
+        return Response(content, media_type="application/json")
 
     @api.get("/models")
     async def models() -> list[dict[str, Any]]:
@@ -150,8 +150,8 @@ def router(service: Service) -> APIRouter:
     return api
 
 
-def call_of(kind: str, body: bytes) -> Any:
-    """The fields of a body. Raises RequestValidationError and Refused."""
+def call_of(kind: str, body: bytes, most: int) -> Any:
+    """The fields of a body with up to ``most`` texts. Raises RequestValidationError and Refused."""
     given: Any = body
     if re.fullmatch(r"application/([^;]+\+)?json *(;.*)?", kind, re.IGNORECASE):
         try:
@@ -162,6 +162,12 @@ def call_of(kind: str, body: bytes) -> Any:
             ) from None
         except (ValueError, RecursionError):
             raise Refused(400, "the body is not JSON") from None
+    if isinstance(given, dict):  # or each of them would be a fault of its own
+        texts = given.get("text")
+        if isinstance(texts, list) and len(texts) > most:
+            raise Refused(413, f"{len(texts):,} texts exceed the limit of {most:,}")
+        if len(given) > MOST:
+            raise Refused(400, f"over {MOST:,} fields")
     try:
         return TranslateCall.model_validate(given)
     except ValidationError as error:
@@ -178,12 +184,14 @@ async def events(head: dict[str, str], first: Piece, pieces: AsyncIterator[Piece
     piece: Piece | None = first
     while piece is not None:
         if isinstance(piece, Translation):
-            yield event("result", {**head, "results": [result([piece], tokens)]})
+            # In a thread, as it may be a whole book's.
+            yield await asyncio.to_thread(lambda last: event("result", {**head, "results": [result([last], tokens)]}), piece)
         elif isinstance(piece, str):
             yield event("delta", {"text": piece})
         elif tokens:
             for step in passes_of(piece, tokens):
                 yield event("pass", dict(zip(PASS, step)))
+        await asyncio.sleep(0)  # others' turn: many pieces may be there already
         try:
             with refusals():
                 piece = await anext(pieces, None)
@@ -194,6 +202,15 @@ async def events(head: dict[str, str], first: Piece, pieces: AsyncIterator[Piece
 
 def event(name: str, data: dict[str, Any]) -> str:
     return f"event: {name}\ndata: {written(data).decode()}\n\n"
+
+
+def answered(translator: Translator, head: dict[str, str], found: Sequence[Translation], tokens: Tokens | None) -> bytes:
+    """The answer with the outputs of all texts."""
+    each, results = translator.settings.outputs, []
+    for start in range(0, len(found), each):
+        translator.engine.give_way()
+        results.append(result(found[start : start + each], tokens))
+    return written({**head, "results": results})
 
 
 def written(data: dict[str, Any]) -> bytes:
