@@ -608,7 +608,7 @@ MISUSE = {
     "--resume": "--resume requires --output",
     "--verifier x --drafter x": "--model cannot be combined with --verifier",
     "--reference x": "--reference requires --format fairseq",
-    "--input setup.py --output setup.py": "--output setup.py is also an input",
+    "--input LICENSE --output LICENSE": "--output LICENSE is also an input",
     "--input x y": "--input cannot be combined with input files as arguments",
     "--strategy drafter --format fairseq": "--format fairseq requires scores, which strategy drafter does not produce",
     "--block-size 1000000": "--block-size 1,000,000 is more than 1,024",

@@ -61,7 +61,9 @@ def test_po_entries_that_are_read():
     for end in ("\n", "\r\n"):
         assert translated((HEAD + source).replace("\n", end), "po", str.upper) == (HEAD + wanted).replace("\n", end)
     fuzzy = translated((HEAD + source).replace("\n", "\r\n"), "po", str.upper, least=0.95)
-    assert fuzzy.count("#, fuzzy\r\nmsgctxt") == 2 and fuzzy.count("\n") == fuzzy.count("\r\n")
+    # Flags come before previous texts: msgfmt refuses them behind.
+    assert fuzzy.count("#, fuzzy\r\n#| msgctxt") == fuzzy.count("#, fuzzy\r\nmsgctxt") == 1
+    assert fuzzy.count("\n") == fuzzy.count("\r\n")
 
 
 def test_po_of_another_encoding():

@@ -16,8 +16,8 @@ KEYWORD = r"msgctxt|msgid|msgid_plural|msgstr|msgstr\[\d{1,3}\]"
 STRING = r'"((?:[^"\\]|\\(?:[\\"abfnrtv]|[0-7]{1,3}|x[0-9a-fA-F]{1,2}))*+)"'
 STATEMENT = re.compile(rf"(?:({KEYWORD})[ \t]+)?{STRING}[ \t]*")
 CODES = {"msgctxt": "c", "msgid": "i", "msgid_plural": "p", "msgstr": "s"} | {f"msgstr[{n}]": str(n) for n in range(MOST_FORMS)}
-COMMENT = "#"
-ENTRY = re.compile(rf"{COMMENT}|(c?i(?:s|p\d+))|C?I(?:S|P\d+)")  # of `CODES`, of an obsolete one in upper case
+COMMENT, PREVIOUS = "#", "|"
+ENTRY = re.compile(rf"[{COMMENT}{PREVIOUS}]|(c?i(?:s|p\d+))|C?I(?:S|P\d+)")  # of `CODES`, of an obsolete one in upper case
 ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r", "\b": "\\b", "\f": "\\f", "\v": "\\v"}
 TABLE, MEANINGS = str.maketrans(ESCAPES), {escape: character for character, escape in ESCAPES.items()}
 ENCODING = re.compile(r"^content-type:.*charset=([^\s;]+)", re.IGNORECASE | re.MULTILINE)
@@ -88,9 +88,12 @@ def entries(source: str) -> Iterator[Sequence[Text]]:
         digits = re.sub(r"\D", "", match[0]) if match else ""
         if not match or not "0123456789".startswith(digits):
             raise Unreadable(texts[at].line, "not an entry of msgctxt, msgid, msgid_plural and msgstr, in this order")
-        entry, at = texts[at : match.end()], match.end()
+        entry, first, at = texts[at : match.end()], at, match.end()
         if match[1]:
             check(entry, seen)
+            while first and texts[first - 1].code == PREVIOUS:
+                first -= 1
+            entry[0].line = texts[first].line  # flags come before previous texts
             yield entry
 
 
@@ -106,7 +109,7 @@ def check(entry: Sequence[Text], seen: set[tuple[str, ...]]) -> None:
 
 
 def statements(source: str) -> list[Text]:
-    """The texts of a file and, as one without strings, its comments. Previous texts (``#|``) count as such."""
+    """The texts of a file, previous ones (``#|``) too, and, as texts without strings, its comments."""
     found, last, open_string = list[Text](), "", False
     for line in LINE.finditer(source):
         start, content = line.start(), line[0].removesuffix("\n").removesuffix("\r")
@@ -126,7 +129,9 @@ def statements(source: str) -> list[Text]:
         if statement[1]:
             if statement[1] not in CODES:
                 raise Unreadable(start, f"{statement[1]}: an entry has up to {MOST_FORMS} plural forms")
-            code = COMMENT if last.endswith("|") else CODES[statement[1]]
-            found.append(Text(code.upper() if last else code, start, first))
+            code = CODES[statement[1]]
+            if last:  # of an obsolete entry, or previous
+                code = PREVIOUS if last == "#|" else COMMENT if last == "#~|" else code.upper()
+            found.append(Text(code, start, first))
         found[-1].end, found[-1].raw = end, found[-1].raw + statement[2]
     return found
