@@ -13,6 +13,7 @@ from specdec_plugins.decoding.backends.cpu.binding import integers, kernels, sta
 from specdec_plugins.decoding.backends.cpu.model import CpuModel
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.constraints import Constraints
+from specdec_plugins.decoding.elementary import power
 from specdec_plugins.decoding.options import STOPPING
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Verifier
@@ -96,9 +97,9 @@ class NativeSearch:
         slots = integers(*(group.slots for group in groups))
         call.logits = self.verifier.logits.view(len(slots), 1, self.verifier.stack.vocabulary)[1]
         numbers, values = array("q"), array("d")
+        call.searches, call.steps = len(groups), min(times, cache.capacity)
         for group in groups:
             self._describe(group, verifying, prefix, numbers, values)
-        call.searches, call.steps = len(groups), min(times, cache.capacity)
         self._reserve(call.steps * (3 * len(groups) + 4 * len(slots)))
         call.numbers, call.values, call.slots = start(numbers), start(values), start(slots)
         engine = self.verifier.engine
@@ -117,14 +118,18 @@ class NativeSearch:
     def _describe(self, group: Group, verifying: SlottedState, prefix: Prefix, numbers: array, values: array) -> None:
         """Append what the constructor of `BeamSearch` reads."""
         beam, limit, row, beams = group.search.beam, group.search.limit, group.rows[0], group.beams
-        request, sources = prefix.requests[row], verifying.sources
+        request, sources, penalty = prefix.requests[row], verifying.sources, beam.length_penalty
+        # The bound of a live hypothesis takes the longest length only where length raises scores.
+        stopping = "false" if beam.early_stopping == "never" and penalty <= 0 else beam.early_stopping
         numbers.extend((
-            beam.size, beam.rules == "huggingface", STOPPING.index(beam.early_stopping), beam.renormalize, limit,
+            beam.size, beam.rules == "huggingface", STOPPING.index(stopping), beam.renormalize, limit,
             request.min_length, request.no_repeat, sources.slots[row], sources.lengths[row], len(beams.live), len(beams.finished),
         ))  # fmt: skip
         for row in group.rows:
             numbers.extend((len(self.context) + len(prefix.outputs[row]), *self.context, *prefix.outputs[row]))
-        values.extend((beam.length_penalty, beam.unk_penalty))
+        length, longest = beams.live[0].length, limit + group.search.ends
+        values.extend((beam.unk_penalty, power(longest if stopping == "never" else 1, penalty)))
+        values.extend(power(length + step, penalty) for step in range(1, self._call.steps + 1))
         values.extend(node.total for node in beams.live)
         values.extend(score for score, _ in beams.finished)
 

@@ -102,6 +102,14 @@ class CpuPass:
         tokens = [flat[first:end] for first, end in zip(firsts, ends)]
         return TreeDraft(tokens, [flat[first + parents : end + parents] for first, end in zip(firsts, ends)])
 
+    def scores(self, tokens: Sequence[Sequence[int]]) -> list[list[float]]:
+        logits, engine, scores = self.logits(), self.model.engine, array("f", bytes(4 * self.rows * self.width))
+        numbers = integers(starts(tokens), *tokens)
+        engine.library.specdec_score(
+            engine.pointer, address(logits), self.rows, self.width, logits.size(2), start(numbers), start(scores)
+        )
+        return [scores[row * self.width :][: len(each)].tolist() for row, each in enumerate(tokens)]
+
     def judge(
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
     ) -> Verdict:

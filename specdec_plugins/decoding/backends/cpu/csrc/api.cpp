@@ -58,7 +58,7 @@ Origins origins_of(const Sampling* sampling) {
 extern "C" {
 
 // Changes with the interface, so that a library compiled from other sources is noticed.
-int specdec_version() { return 29; }
+int specdec_version() { return 30; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -286,6 +286,26 @@ EXPORTED(int, judge, Engine* engine, float* logits, int64_t batch, int64_t width
         judging.take(parts);
         judging.reserve(*engine, vocabulary, eos, banned_count, banned);
         engine->team.run([&](int member) { judging.run(*engine, member); });
+    });
+}
+
+// Scores given tokens by logits (B, width, V), one at each position: log-probabilities (nats) as `judge` computes them -> scores
+// (B, width).
+// numbers: starts (B + 1), tokens.
+EXPORTED(int, score, Engine* engine, float* logits, int64_t batch, int64_t width, int64_t vocabulary, const int64_t* numbers,
+         float* scores) {
+    return status_of([&] {
+        Numbers parts(numbers);
+        const int64_t *starts = parts.take(batch + 1), *tokens = parts.take(starts[batch]);
+        engine->judge.vocabulary = vocabulary;
+        engine->team.run([&](int member) {
+            for (int64_t b = member; b < batch; b += engine->team.size)
+                for (int64_t k = 0; k < starts[b + 1] - starts[b]; ++k) {
+                    const float* values = logits + (b * width + k) * vocabulary;
+                    const Chosen given{tokens[starts[b] + k], true, false, largest(values, vocabulary)};
+                    scores[b * width + k] = engine->judge.score(given, values);
+                }
+        });
     });
 }
 

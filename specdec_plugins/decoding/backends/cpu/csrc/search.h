@@ -57,13 +57,15 @@ class BeamSearch {
   public:
     // numbers: size, whether the rules are Hugging Face's, early stopping, whether log-probabilities are among allowed tokens,
     // limit, minimum length, the size of n-grams that must not repeat, source slot, source length, how many hypotheses live and
-    // have finished; for each live one its number of tokens, and these, after the context. values: length penalty, cost of
-    // `unk`, the totals of live hypotheses, the normalised scores of finished ones.
+    // have finished; for each live one its number of tokens, and these, after the context. values: cost of `unk`; what divides
+    // the total of a hypothesis of the longest length, and of one that each step makes, which are powers of lengths; the totals
+    // of live hypotheses, the normalised scores of finished ones.
     BeamSearch(const Searching& all, Numbers& numbers, const double*& values, int64_t* slots) : all(all), slots(slots) {
         size = *numbers.take(1), huggingface = *numbers.take(1), stopping = *numbers.take(1), renormalise = *numbers.take(1);
         limit = *numbers.take(1), minimum = *numbers.take(1), repeats = *numbers.take(1);
         source_slot = *numbers.take(1), source_length = *numbers.take(1);
-        penalty = *values++, unk_penalty = *values++;
+        unk_penalty = *values++, longest = *values++, divisors = values;
+        values += all.steps;
         const int64_t living = *numbers.take(1), ending = *numbers.take(1);
         lanes.resize(size);
         for (int64_t i = 0; i < size; ++i) lanes[i].slot = slots[i];
@@ -74,7 +76,7 @@ class BeamSearch {
         }
         finished.assign(values, values + ending);
         values += ending;
-        length = lanes[0].tokens.size() - all.context;
+        length = begun = lanes[0].tokens.size() - all.context;
         candidates = std::min<int64_t>(2 * size, all.verifier->projection->outputs);
         for (Lane& lane : lanes) lane.tokens.reserve(lanes[0].tokens.size() + all.steps);
         for (auto* each : {&chosen, &ended}) each->reserve(size);
@@ -179,13 +181,13 @@ class BeamSearch {
     // Whether the best live hypothesis may still become better than the worst finished one.
     bool improves() const {
         if (stopping == AT_ONCE) return false;
-        return normalised(chosen[0].total, stopping == NEVER && penalty > 0 ? limit + all.ends : length) > finished.back();
+        return chosen[0].total / (stopping == NEVER ? longest : divisor()) > finished.back();
     }
 
-    double normalised(double total, int64_t length) const { return total / std::pow(double(length), penalty); }
+    double divisor() const { return divisors[length - begun - 1]; }  // after a step
     void end(const Continuation& each) {
         ended.push_back(each);
-        finished.push_back(normalised(each.total, length));
+        finished.push_back(each.total / divisor());
     }
 
     // Gives each chosen hypothesis a lane. A parent's first child keeps its lane; the others take what no child has.
@@ -233,7 +235,9 @@ class BeamSearch {
     const Searching& all;
     int64_t* slots;
     int64_t huggingface, stopping, limit;
-    double penalty;
+    int64_t begun;  // `length` before the first step
+    double longest;
+    const double* divisors;
     std::vector<Lane> lanes;
     std::vector<Hypothesis> live;             // best first
     std::vector<Continuation> chosen, ended;  // by the last step
