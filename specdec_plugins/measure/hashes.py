@@ -16,7 +16,7 @@ from specdec_plugins.text.lines import read_lines
 
 if TYPE_CHECKING:
     from specdec_plugins.formats.folder import Pair
-    from specdec_plugins.translations import Translation
+    from specdec_plugins.translator import Translation
 
 DATA = Path(__file__).resolve().parent.parent.parent / "data"
 SHIPPED = {"demo.en-de": "demo.txt", "docs.en-fr": "docs.txt"}  # pairs and their texts
