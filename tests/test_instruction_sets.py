@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import ROOT, corpus
+from conftest import ROOT, corpus, run_python
 from naive import random_model
 from support import WORDS, Knowing, engine_model, sentences
 from test_beam import Planned
@@ -311,3 +311,10 @@ def test_different_kernels_are_not_compared(monkeypatch):
     check_kernels({"fairseq": None, "ar int8": "avx2", "specdec int8": "avx2"})
     with pytest.raises(ValueError, match=r"\(ar int8 on avx2, specdec int8 on amx\); name one by --kernels"):
         check_kernels({"fairseq": None, "ar int8": "avx2", "specdec int8": "amx"})
+
+
+def test_checkouts_on_different_kernels_are_not_compared():
+    program = "import sys; sys.path.insert(0, 'benchmarks'); import compare; compare.check_kernels({})"
+    assert run_python("-c", program.format(["avx2", "avx2"])).returncode == 0
+    found = run_python("-c", program.format(["avx2", None]), check=False)
+    assert found.returncode == 1 and "the base runs on avx2, this checkout on no kernels" in found.stderr
