@@ -227,7 +227,7 @@ def test_400_outputs_are_the_same(folder, dtype, way):
     pair, lines = load_folder(ROOT / "data" / folder), list(read_lines(corpus(name) / file))[:400]
     first = None
     for kernels in binding.available():
-        few = lines[:40] if kernels == "generic" else lines
+        few = lines if kernels != "generic" else lines[: 40 if way == "ar" else 8]  # it takes seconds for each
         found = said(Translator(pair, Settings(dtype=dtype, kernels=kernels, **WAYS[way])).translate(few))
         first = first or found
         assert found == first[: len(found)], f"{kernels} differs from {binding.available()[0]}"
