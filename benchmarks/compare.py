@@ -22,16 +22,26 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from specdec_plugins.decoding.options import KERNELS  # noqa: E402 - of this checkout
+
 DTYPES, STRATEGIES, BATCH_SIZES = ("int8", "float32"), ("ar", "specdec", "specdec-8"), (1, 8, 32)
 
 # Runs in either checkout, so it uses only what every commit offers. A strategy's number is its block size.
 WORKER = """
 import inspect, json, sys, time
+from pathlib import Path
 from specdec_plugins import Translator
+from specdec_plugins.decoding.backends.cpu import binding
+from specdec_plugins.settings import Settings
 subwords = {"tokenized" if "tokenized" in inspect.signature(Translator.translate).parameters else "bpe": True}
-model, dtype, strategy, threads = sys.argv[1:5]
+model, dtype, strategy, threads, kernels = sys.argv[1:6]
 name, _, block = strategy.partition("-")
 more = {"block_size": int(block)} if block else {}
+if kernels and hasattr(Settings, "kernels"):
+    more["kernels"] = kernels
+elif kernels:
+    binding.VARIANTS = (kernels,)
 translator = Translator.from_pretrained(model, strategy=name, dtype=dtype, threads=int(threads) or None, **more)
 lines = json.loads(sys.stdin.readline())
 def decode(first, count, batch_size):
@@ -42,7 +52,8 @@ def decode(first, count, batch_size):
     else:
         results = translator.translate(chosen, batch_size=batch_size, **subwords)
     return time.perf_counter() - began, [result.text for result in results]
-print(json.dumps("ready"), flush=True)
+library = binding.library(kernels) if kernels and hasattr(Settings, "kernels") else binding.library()
+print(json.dumps(library and Path(library._name).name.split(".")[0].removeprefix("_kernels_")), flush=True)
 for order in sys.stdin:
     print(json.dumps(decode(*json.loads(order))), flush=True)
 """
@@ -52,7 +63,8 @@ class Worker:
     """A process that decodes with one checkout, data type and strategy."""
 
     def __init__(self, root: Path, options: argparse.Namespace, dtype: str, strategy: str, lines: list[str]):
-        command = [sys.executable, "-c", WORKER, str(Path(options.model).resolve()), dtype, strategy, str(options.threads or 0)]
+        command = [sys.executable, "-c", WORKER, str(Path(options.model).resolve()), dtype, strategy, str(options.threads or 0),
+                   options.kernels or ""]  # fmt: skip
         self.process = subprocess.Popen(
             command,
             cwd=root,
@@ -61,7 +73,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        self.ask(lines)
+        self.kernels = self.ask(lines)
 
     def ask(self, order):
         self.send(order)
@@ -92,6 +104,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--sentences", type=int, default=200, metavar="N", help="a round decodes so many (default: 200)")
     p.add_argument("--rounds", type=int, default=15, metavar="N", help="(default: 15)")
     p.add_argument("--threads", type=int, metavar="N")
+    p.add_argument("--kernels", choices=KERNELS, help="of both, for an instruction set (default: the best of each, if the same)")
     p.add_argument("--dtypes", nargs="+", default=DTYPES)
     p.add_argument("--strategies", nargs="+", default=STRATEGIES, help="ar, specdec, specdec-K (blocks of K)")
     p.add_argument("--batch-sizes", nargs="+", type=int, default=BATCH_SIZES)
@@ -137,6 +150,7 @@ def measure(base: Path, options: argparse.Namespace, lines: list[str]) -> dict[s
     for dtype, strategy in itertools.product(options.dtypes, options.strategies):
         workers = [Worker(root, options, dtype, strategy, lines) for root in (base, ROOT)]
         try:
+            check_kernels([worker.kernels for worker in workers])
             for batch_size in options.batch_sizes:
                 cell = f"{dtype} {strategy} batch {batch_size}"
                 for worker in workers:
@@ -152,6 +166,13 @@ def measure(base: Path, options: argparse.Namespace, lines: list[str]) -> dict[s
             for worker in workers:
                 worker.close()
     return found
+
+
+def check_kernels(names: list[str | None]) -> None:
+    """Raises SystemExit unless both checkouts run on kernels for the same instruction set."""
+    base, ours = (name or "no kernels" for name in names)
+    if base != ours:
+        sys.exit(f"compare.py: error: the base runs on {base}, this checkout on {ours}; name one instruction set by --kernels")
 
 
 def interval(ratios: list[float], draws: int = 2000) -> tuple[float, float]:

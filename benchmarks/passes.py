@@ -62,16 +62,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.2, help="for each call (default: %(default)s)")
     parser.add_argument("--kernels", choices=binding.VARIANTS, help="those for a set of instructions (default: the best here)")
     options = parser.parse_args()
-    if options.kernels:
-        binding.VARIANTS = (options.kernels,)
     pair = load_folder(options.model)
     text = chosen(pair, list(read_lines(options.source))[:LINES])
     rows = []
     print(f"{'dtype':9}{'threads':>7}  {'pass':24}{'us':>7}{'G products/s':>14}{'GB/s':>7}")
     for dtype in options.dtypes:
         for threads in options.threads:
-            for call in calls(pair, text, dtype, threads):
-                taken = median_seconds(call, options.seconds)
+            for call in calls(pair, text, dtype, threads, options.kernels):
+                taken = median_seconds(call, options.seconds, options.kernels)
                 row = {"dtype": dtype, "threads": threads, "pass": call.name, "us": round(1e6 * taken, 1)}
                 row |= {"products": call.products, "weight_bytes": call.weight_bytes}
                 rows.append(row)
@@ -80,13 +78,13 @@ def main() -> int:
                     f"{call.weight_bytes / taken / 1e9:7.1f}",
                     flush=True,
                 )
-    print(json.dumps({"benchmark": "passes", "rows": rows, "signature": machine()}))
+    print(json.dumps({"benchmark": "passes", "rows": rows, "signature": machine(kernels=options.kernels)}))
     return 0
 
 
-def median_seconds(call: Call, seconds: float) -> float:
+def median_seconds(call: Call, seconds: float, kernels: str | None = None) -> float:
     """The median time of native calls over so many seconds, after warm-up."""
-    native = library()
+    native = library(kernels)
     assert native is not None, "the pair is on the kernels"
     function, times = getattr(native, f"specdec_{call.function}"), list[float]()
 
@@ -117,9 +115,10 @@ def chosen(pair: Pair, lines: Sequence[str]) -> list[tuple[list[int], list[int]]
     return found[:needed]
 
 
-def calls(pair: Pair, text: list[tuple[list[int], list[int]]], dtype: str, threads: int) -> list[Call]:
+def calls(pair: Pair, text: list[tuple[list[int], list[int]]], dtype: str, threads: int, kernels: str | None) -> list[Call]:
     """All timed calls."""
-    translator = Translator(pair, Settings(strategy="specdec" if pair.drafter else "ar", dtype=dtype, threads=threads))
+    strategy = "specdec" if pair.drafter else "ar"
+    translator = Translator(pair, Settings(strategy=strategy, dtype=dtype, threads=threads, kernels=kernels))
     verifier, drafter = cast(Any, translator.engine.roles.verifier), translator.engine.roles.drafter
     found = [verification(verifier, text[:sentences], rows) for sentences, rows in VERIFICATIONS]
     if pair.drafter:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from specdec_plugins.decoding.elementary import mean
 from specdec_plugins.decoding.values import Hypothesis
 from specdec_plugins.text.alignment import Alignment, link, parts_of, within
 from specdec_plugins.text.words import Span, align
@@ -62,4 +63,4 @@ def scores_of(text: str, spans: Sequence[Span], scores: Sequence[float]) -> list
     for span, score in zip(spans, scores):
         if span[0] < span[1] and (part := within(span, parts)) is not None:
             own[part].append(score)
-    return [sum(each) / max(1, len(each)) for each in own]
+    return [mean(each) for each in own]

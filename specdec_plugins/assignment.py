@@ -29,7 +29,7 @@ def assign(pair: Pair, settings: Settings, device: torch.device, trained: int, o
     Raises ValueError for what the drafter does not support.
     """
     weights = pair.drafter if settings.strategy in DRAFTING else None
-    drafting, verifying = assemble(pair.verifier, weights, device, settings.dtype, settings.threads)
+    drafting, verifying = assemble(pair.verifier, weights, device, settings.dtype, settings.threads, settings.kernels)
     if own is not None:
         drafting = own
     elif settings.draft_with:

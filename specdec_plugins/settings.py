@@ -11,6 +11,7 @@ from typing import Any
 from specdec_plugins.cpus import usual_threads
 from specdec_plugins.decoding.options import (
     CHOICES,
+    KERNELS,
     MAX_BEAMS,
     MAX_BLOCK_SIZE,
     MAX_LENGTH_PENALTY,
@@ -200,6 +201,10 @@ class Settings:
                         words=DTYPES, hidden=("float64",), common=True, group="machine")  # fmt: skip
     threads: int | None = count(None, "CPU threads (default: one per usable CPU)", most=MOST_THREADS, common=True,
                                 group="machine")  # fmt: skip
+    kernels: str | None = option(
+        None, "the CPU kernels for an instruction set, to measure them or to report a fault (default: the best that the CPU has)",
+        words=KERNELS, kind=str, strategies=OWN, group="machine",
+    )  # fmt: skip
 
     def __post_init__(self):
         if faults := [*self._values()] or [*self._combinations()]:
@@ -219,6 +224,8 @@ class Settings:
         yield from self._drafting()
         if self.strategy == "fairseq" and self.dtype in ("int8", "auto"):
             yield "dtype", f"{self.dtype} is not supported by strategy fairseq"
+        if self.kernels is not None and (self.device != "cpu" or self.dtype in ("float16", "float64")):
+            yield "kernels", "requires `device` cpu and a `dtype` of float32, bfloat16 or int8"
 
     def _lengths(self) -> Iterable[Fault]:
         """Lengths of windows and outputs."""

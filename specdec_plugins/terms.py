@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from specdec_plugins.decoding.elementary import mean
 from specdec_plugins.protection import check_single, chosen
 from specdec_plugins.text.glossary import Found, Glossary, missing
 from specdec_plugins.translations import Translation
@@ -63,7 +64,7 @@ def translate_terms(
 def fits(translator: "Translator", result: Translation, beginning: str, again: Translation) -> bool:
     """Whether the model's words after a beginning are about as likely as those of its own translation."""
     own = again.token_scores[len(translator.codec.encode_target(beginning)) :]
-    return sum(own) / max(1, len(own)) > sum(result.token_scores) / max(1, len(result.token_scores)) - WORSE
+    return mean(own) > mean(result.token_scores) - WORSE
 
 
 def before(result: Translation, found: Found) -> str | None:

@@ -1,9 +1,9 @@
 """A translated sentence, its source, and the error for a source that is too long."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from specdec_plugins.decoding.elementary import exponential, mean
 from specdec_plugins.decoding.values import Step
 from specdec_plugins.text.alignment import Alignment
 from specdec_plugins.text.codec import Encoded
@@ -36,14 +36,14 @@ class Translation:
         """A beam's score; otherwise the mean log-probability of the tokens under the verifier, in nats."""
         if self.beam_score is not None:
             return self.beam_score
-        return sum(self.token_scores) / max(1, len(self.token_scores))
+        return mean(self.token_scores)
 
     @property
     def confidence(self) -> float:
         """The geometric mean of the tokens' probabilities under the verifier: 1 for an empty source, 0 for a missing output."""
         if not self.token_scores:
             return float(not (self.shortened or self.source_tokens))
-        return math.exp(sum(self.token_scores) / len(self.token_scores))
+        return exponential(mean(self.token_scores))
 
     @property
     def iterations(self) -> int:

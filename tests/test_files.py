@@ -205,7 +205,11 @@ def test_an_identical_translation_changes_nothing(name):
         if name in ("po", "xlf"):  # what had no translation has one now, and then no other
             assert translated(found, name, str.upper) == found
             filled = r'(?<=msgstr )".*?"\n|(?<=\] )".*?"\n' if name == "po" else r"\s*(<target[^>]*/>|<target.*?</target>)"
-            review = "#, fuzzy" + ("\r\n" if "\r" in source else "\n") if name == "po" else ' state="initial" subState="specdec:needs-review"'
+            review = (
+                "#, fuzzy" + ("\r\n" if "\r" in source else "\n")
+                if name == "po"
+                else ' state="initial" subState="specdec:needs-review"'
+            )
             left = [re.sub(filled, "", each.replace("\r", ""), flags=re.S) for each in (source, found.replace(review, ""))]
             assert left[0] == left[1]
         else:
@@ -391,7 +395,11 @@ def test_lines_of_messages_stay_lines():
         fake, document = Fake(swapped), TextFile(source, format_of(f"a.{name}"), TOLD)
         found = document.translated(translate_units(fake, document.units))
         # The option -x is missing, so a person has to look.
-        wanted = f'#, fuzzy\nmsgid "{message}"\nmsgstr "{message.swapcase()}"\n' if name == "po" else f'{{"a": "{message.swapcase()}"}}'
+        wanted = (
+            f'#, fuzzy\nmsgid "{message}"\nmsgstr "{message.swapcase()}"\n'
+            if name == "po"
+            else f'{{"a": "{message.swapcase()}"}}'
+        )
         same = [text.replace("\\N", " ").replace("\\n", " ").replace("\\T", "\\t") for text in (found, wanted)]
         assert same[0] == same[1] and found.count("\\n") == wanted.lower().count("\\n") and "\\nbUT NOT HERE\\n" in found
         joined = f"This sentence goes on. {'x' * 50} Here too"

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "units": ("text", "translations", "translator"),
     "documents": ("decoding", "text", "translations", "translator"),
     "annotation": ("decoding", "text", "translations", "translator"),
-    "terms": ("protection", "text", "translations", "translator"),
+    "terms": ("decoding", "protection", "text", "translations", "translator"),
     "protection": ("files", "text", "translations", "translator", "units"),
     "translations": ("decoding", "text"),
     "assignment": ("decoding", "formats", "settings"),

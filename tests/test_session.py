@@ -24,6 +24,7 @@ from support import (
     load,
     make_pair,
     make_tilt,
+    run,
     sentences,
     standing,
     tilted_verifier,
@@ -537,3 +538,17 @@ def test_max_tokens_bounds_what_is_in_flight(world):
         assert [hypothesis.tokens for hypothesis in sorted(found, key=lambda each: each.index)] == expected
         assert all(rows * longest <= bound or rows == 1 for rows, longest in seen)
         assert max(rows * longest for rows, longest in seen) > 0.5 * min(bound, 30 * max(map(len, sources)))
+
+
+@KERNELS
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_forced_tokens_have_the_scores_of_decoded_ones(dtype):
+    """To the last bit, on the kernels: a greedy output forced upon the model scores as it did when it was decoded."""
+    verifier = ModelVerifier(on_kernels(wide_verifier(**KERNEL_SHAPES["pre-norm"]), dtype=dtype)[0])
+    requests = [Request(index, source, 12) for index, source in enumerate(sentences(20, seed=3))]
+    decoded = [each for each in run(verifier, NoDrafter(), requests, 0, 4)[0] if each.tokens]
+    forced = [replace(requests[each.index], forced=each.tokens[: max(1, len(each.tokens) - 1)]) for each in decoded]
+    again = run(verifier, NoDrafter(), [replace(each, index=n) for n, each in enumerate(forced)], 0, 3)[0]
+    assert len(decoded) > 10 and any(len(each.forced) > 5 for each in forced)
+    assert [each.tokens for each in again] == [each.tokens for each in decoded]
+    assert [each.token_scores for each in again] == [each.token_scores for each in decoded]

@@ -12,6 +12,7 @@ from typing import Any
 from specdec_plugins.commands import ready
 from specdec_plugins.commands.progress import Steps
 from specdec_plugins.commands.runner import Parser, command, number, out_of_range, whole
+from specdec_plugins.decoding.options import KERNELS
 from specdec_plugins.extras import install_command
 from specdec_plugins.measure.machine import machine, thread_choices
 from specdec_plugins.measure.runs import Plan, read_text, workloads
@@ -48,6 +49,7 @@ def parser() -> Parser:
     p.add_argument("--block-sizes", nargs="+", default=["auto"], metavar="K", help="for specdec: numbers or auto (default: auto)")
     p.add_argument("--beta", nargs="+", type=whole, default=[3], metavar="N", help="for specdec-tolerant (default: 3)")
     p.add_argument("--tau", nargs="+", type=number, default=[1.0], metavar="X", help="for specdec-tolerant, in nats (default: 1)")
+    p.add_argument("--kernels", choices=KERNELS, help="those for an instruction set (default: the best that the CPU has)")
     p.add_argument("--rounds", type=whole, default=3, metavar="N", help="(default: 3)")
     return p
 
@@ -63,6 +65,8 @@ def check(options: argparse.Namespace) -> list[Fault]:
         if block != "auto" and not (block.isdecimal() and int(block)):
             faults.append(("block_sizes", f"'{block}' is neither auto nor a number from 1"))
     faults += [("tau", f"{tau} is not a finite number from 0") for tau in options.tau if not 0 <= tau < math.inf]
+    if options.kernels and options.device != "cpu":
+        faults.append(("kernels", "requires --device cpu"))
     if options.report and not find_spec("matplotlib"):
         faults.append(("report", f"requires matplotlib, which is not installed; run: {install_command('bench')}"))
     return faults
@@ -81,12 +85,12 @@ def run(options: argparse.Namespace) -> None:
 
     pair = load_folder(options.model)
     # Drafting systems may accept shorter sources than the verifier alone.
-    reader = Translator(pair, Settings(strategy="specdec" if pair.drafter else "ar", threads=1))
+    reader = Translator(pair, Settings(strategy="specdec" if pair.drafter else "ar", threads=1, kernels=options.kernels))
     text = read_text(reader, options.input, options.reference, options.sentences, options.tokenized)
     loads = workloads(options.measure, options.batch_sizes, options.threads or thread_choices(options.device), options.device)
     plan = Plan(options.model, systems_of(options, pair.drafter is not None), loads, options.rounds)
-    signature = {**machine(options.device), "block_size": pair.block_size, "model": name, "input": options.input,
-                 "sentences": len(text.sources)}  # fmt: skip
+    signature = {**machine(options.device, options.kernels), "block_size": pair.block_size, "model": name,
+                 "input": options.input, "sentences": len(text.sources)}  # fmt: skip
     with Steps(1.0) as steps:
         found = measured_rows(plan, text, reader, steps)
     result = {"benchmark": "specdec-benchmark", **found, "rounds": options.rounds, "signature": signature}
@@ -108,7 +112,9 @@ def systems_of(options: argparse.Namespace, drafter: bool) -> list[System]:
             variants = [{"beta": beta, "tau": tau} for beta, tau in product(options.beta, options.tau)]
         elif name.startswith("fairseq") and options.device == "cpu":
             dtypes = ["float32"]
-        found += [System(name, dtype, device=options.device, **how) for dtype in dtypes for how in variants]
+        found += [
+            System(name, dtype, device=options.device, kernels=options.kernels, **how) for dtype in dtypes for how in variants
+        ]
     return [system for system in found if drafter or system.strategy in DRAFTERLESS]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from specdec_plugins.commands import ready
 from specdec_plugins.commands.runner import Parser, command, out_of_range, whole
+from specdec_plugins.measure.hashes import DATA, SHIPPED, comparison
 from specdec_plugins.settings import Fault
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 ROUNDS = 5
 BETA, TAU = 2, 0.3
-DATA = Path(__file__).resolve().parent.parent.parent / "data"
-SHIPPED = {"demo.en-de": "demo.txt", "docs.en-fr": "docs.txt"}
 
 
 def parser() -> Parser:
@@ -73,7 +72,9 @@ def show(model: Path, text: Path, batch_size: int) -> None:
             print(f"{name:9} {'the same' if found.tokens == plain.tokens else found.text}  ({found.iterations} passes)")
         print()
     print(f"{len(lines)} sentences, batch size {batch_size}, without text processing; median of {ROUNDS} rounds:\n")
-    print(comparison(translators, results, seconds))
+    print(table(translators, results, seconds))
+    if SHIPPED.get(model.name) == text.name and model.parent == DATA:
+        print("\n" + comparison(model.name, pair, lines))
 
 
 def decoding_seconds(translator: "Translator") -> float:
@@ -81,9 +82,7 @@ def decoding_seconds(translator: "Translator") -> float:
     return sum(translator.stats.seconds.values()) - translator.stats.seconds["text"]
 
 
-def comparison(
-    translators: dict[str, "Translator"], results: dict[str, list["Translation"]], seconds: dict[str, list[float]]
-) -> str:
+def table(translators: dict[str, "Translator"], results: dict[str, list["Translation"]], seconds: dict[str, list[float]]) -> str:
     """A table of the strategies relative to the first one. The first round is warm-up."""
     from tabulate import tabulate
 

@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, prog: str, **rest: Any):
         super().__init__(prog=prog, allow_abbrev=False, **rest)
         self.rare: set[str] = set()
-        self.add_argument("--version", action="version", version=f"%(prog)s {__version__}", help="show the version")
+        self.add_argument("--version", action=Version, nargs=0, help="show the version, and which CPU kernels run here")
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]  # one signature is all that commands use
         given = sys.argv[1:] if args is None else list(args)
@@ -91,6 +91,21 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         message = re.sub(r"^argument (?:-\w/)?(\S+?)(?:/\S+)?: ", r"\1: ", message)
         self.exit(2, f"{printable(self.prog)}: error: {printable(message)}\n")
+
+
+class Version(argparse.Action):
+    """Prints the version and the kernels, which PyTorch must be loaded for."""
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:
+        from specdec_plugins.decoding.backends.cpu.binding import available
+
+        try:
+            names = available()
+        except ImportError as error:
+            parser.exit(1, f"{parser.prog} {__version__}, without kernels: {error}\n")
+        best, others = names[:1], f" (also here: {', '.join(names[1:])})" if names[1:] else ""
+        print(f"{parser.prog} {__version__}, kernels {''.join(best) or 'none'}{others}")
+        parser.exit()
 
 
 def whole(text: str) -> int:

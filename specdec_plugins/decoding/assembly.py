@@ -6,6 +6,7 @@ from specdec_plugins.cpus import usual_threads
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.backends.cpu import model as cpu
+from specdec_plugins.decoding.backends.cpu.binding import chosen
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Recorder, Runner, cuda_graphs
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
@@ -19,14 +20,15 @@ THREADS = usual_threads()  # before anything here changes torch's choice
 
 def assemble(
     verifier: Model, drafter: DrafterModel | None, device: torch.device | str = "cpu", dtype: str = "float32",
-    threads: int | None = None,
+    threads: int | None = None, kernels: str | None = None,
 ) -> tuple[Drafter, ModelVerifier]:  # fmt: skip
     """The drafter (``none`` without weights) and the verifier.
 
     The kernels run on CPUs in ``cpu.DTYPES``, PyTorch everything else. Data type ``auto`` is the fastest: int8 with the kernels,
-    float16 on a GPU, else float32. Raises ValueError for a data type that no backend computes in.
+    float16 on a GPU, else float32. ``kernels`` names the kernels' instruction set, by default the best. Raises ValueError for a
+    data type that no backend computes in, and for named kernels that cannot run here.
     """
-    loaded, drafting = load(verifier, drafter, device, dtype, threads)
+    loaded, drafting = load(verifier, drafter, device, dtype, threads, kernels)
     if drafter is None:
         return NoDrafter(), ModelVerifier(loaded)
     return drafters.with_weights(drafter.code).build(drafter, drafting, loaded), ModelVerifier(loaded)
@@ -34,7 +36,7 @@ def assemble(
 
 def load(
     verifier: Model, drafter: DrafterModel | None, device: torch.device | str = "cpu", dtype: str = "float32",
-    threads: int | None = None,
+    threads: int | None = None, kernels: str | None = None,
 ) -> tuple[LoadedModel, LoadedModel | None]:  # fmt: skip
     """Both models on one backend; None for a drafter that is not one of our Transformers. Raises ValueError as `assemble`."""
     drafter = drafter and drafters.as_transformer(drafter, verifier)
@@ -44,12 +46,15 @@ def load(
     if dtype == "int8" and where.type != "cpu":
         raise ValueError(f"int8 runs only on CPUs, not on device {device}")
     if where.type == "cpu" and dtype in cpu.DTYPES:
+        library = chosen(kernels)
         models = load_pair(verifier, drafter, device, torch.float32, packing=True)
         obstacles = [each for model in models if model for each in cpu.obstacles(model)]
         if not obstacles:
             torch.set_num_threads(1)  # PyTorch's idle threads would compete with the kernels'
             own = drafters.kernels_dtype(drafter.code) if drafter else dtype
-            return cpu.load(*models, dtype, threads or THREADS, own)
+            return cpu.load(*models, dtype, threads or THREADS, own, library)
+        if kernels is not None:
+            raise ValueError(f"kernels for {kernels} cannot run this model: {'; '.join(dict.fromkeys(obstacles))}")
         if automatic:
             dtype = "float32"
         if dtype == "int8":

@@ -13,7 +13,8 @@ from specdec_plugins.decoding.backends.cpu.binding import integers, kernels, sta
 from specdec_plugins.decoding.backends.cpu.model import CpuModel
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.constraints import Constraints
-from specdec_plugins.decoding.options import STOPPING
+from specdec_plugins.decoding.elementary import power
+from specdec_plugins.decoding.options import STOPPING, Beam
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Verifier
 from specdec_plugins.decoding.search.beam import Beams, Node, Search
@@ -95,11 +96,12 @@ class NativeSearch:
         call.caches = verifying.caches()
         slots = integers(*(group.slots for group in groups))
         call.logits = self.verifier.logits.view(len(slots), 1, self.verifier.stack.vocabulary)[1]
-        rows, hypotheses, tokens, finished = self._described(groups, verifying, prefix)
         call.searches, call.steps = len(groups), min(times, cache.capacity)
+        rows, hypotheses, tokens, finished, divisors = self._described(groups, verifying, prefix)
         self._reserve(call.steps * (3 * len(groups) + 4 * len(slots)))
-        call.rows, call.hypotheses, call.tokens, call.finished = map(start, (rows, hypotheses, tokens, finished))
-        call.slots, engine = start(slots), self.verifier.engine
+        call.rows, call.hypotheses, call.tokens = start(rows), start(hypotheses), start(tokens)
+        call.finished, call.divisors, call.slots = start(finished), start(divisors), start(slots)
+        engine = self.verifier.engine
         engine.library.specdec_search(engine.pointer, byref(call))
         record, scores = iter(self._record), iter(self._scores)
         steps = [group.follow(record, scores) for _ in range(call.taken) for group in groups if not group.beams.over]
@@ -112,8 +114,8 @@ class NativeSearch:
         free = [verifying.targets.take() for _ in range(search.beam.size - len(rows))]
         return Group(search, rows, prefix.beams_of(rows[0]), [*(verifying.slots[row] for row in rows), *free])
 
-    def _described(self, groups: Sequence[Group], verifying: SlottedState, prefix: Prefix) -> tuple[array, array, array, array]:
-        """Searches, their live hypotheses and these ones' tokens, and the scores of finished ones, as `SearchCall` has them."""
+    def _described(self, groups: Sequence[Group], verifying: SlottedState, prefix: Prefix) -> tuple[array, ...]:
+        """Searches, their live hypotheses, these ones' tokens, the scores of finished ones, and divisors, as in `SearchCall`."""
         library, sources = kernels(), verifying.sources
         firsts, beams = [group.rows[0] for group in groups], [group.search.beam for group in groups]
         requests, states = [prefix.requests[row] for row in firsts], [group.beams for group in groups]
@@ -121,7 +123,7 @@ class NativeSearch:
             "SearchRow",
             size=[beam.size for beam in beams],
             huggingface=[beam.rules == "huggingface" for beam in beams],
-            stopping=[STOPPING.index(beam.early_stopping) for beam in beams],
+            stopping=[STOPPING.index(stopping_of(beam)) for beam in beams],
             renormalise=[beam.renormalize for beam in beams],
             limit=[group.search.limit for group in groups],
             minimum=[request.min_length for request in requests],
@@ -130,13 +132,17 @@ class NativeSearch:
             source_length=[sources.lengths[row] for row in firsts],
             living=[len(state.live) for state in states],
             finished=[len(state.finished) for state in states],
-            length_penalty=[beam.length_penalty for beam in beams],
             unk_penalty=[beam.unk_penalty for beam in beams],
+            longest=[power(group.search.limit + group.search.ends, beam.length_penalty) for group, beam in zip(groups, beams)],
         )
         outputs = [[*self.context, *prefix.outputs[row]] for group in groups for row in group.rows]
         totals = [node.total for state in states for node in state.live]
         hypotheses = library.rows("HypothesisRow", tokens=map(len, outputs), total=totals)
-        return rows, hypotheses, integers(*outputs), array("d", [score for state in states for score, _ in state.finished])
+        finished = array("d", [score for state in states for score, _ in state.finished])
+        divisors = array("d")
+        for beam, state in zip(beams, states):
+            divisors.extend(power(state.live[0].length + step, beam.length_penalty) for step in range(1, self._call.steps + 1))
+        return rows, hypotheses, integers(*outputs), finished, divisors
 
     def _reserve(self, numbers: int) -> None:
         """Room for what the call writes."""
@@ -169,6 +175,11 @@ class NativeSearch:
         held = verifying.held[:others] + [len(output) for output in prefix.outputs[others:]]
         verifying.moved(order, placed, [*verifying.slots[:others], *slots], held)
         return order, finished
+
+
+def stopping_of(beam: Beam) -> str:
+    """How a search ends: the bound of a live hypothesis takes the longest length only where length raises scores."""
+    return "false" if beam.early_stopping == "never" and beam.length_penalty <= 0 else beam.early_stopping
 
 
 def native_search(drafter: Drafter, verifier: Verifier, constraints: Constraints) -> NativeSearch | None:

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 RULES = ("coupled", "rejection")
 LIBRARIES = ("fairseq", "huggingface")
+# Instruction sets that the CPU kernels are compiled for, best first: see setup.py.
+KERNELS = ("amx", "avx512", "avxvnni", "avx2", "generic")
 STOPPING = ("false", "true", "never")
 MAX_BEAMS = 1000
 MAX_LENGTH_PENALTY, MAX_UNK_PENALTY = 30.0, 1e6  # beyond them sums and powers overflow

@@ -7,7 +7,7 @@ from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Verifier
 from specdec_plugins.decoding.trees import TreeDraft
-from specdec_plugins.decoding.values import LOGITS, Draft, ModelLimits, Request, Source, Verdict, Want, send
+from specdec_plugins.decoding.values import LOGITS, Draft, ModelLimits, Request, Source, Verdict, Want
 
 
 class ModelVerifier(Verifier):
@@ -46,12 +46,7 @@ class ModelVerifier(Verifier):
     def prefill(self, state: RowState, prefix: Prefix, tokens: Sequence[Sequence[int]]) -> list[list[float]]:
         """Read forced tokens after each row's prefix; a row without any reads nothing."""
         fresh = [[last, *row[:-1]] if row else [] for last, row in zip(prefix.last, tokens)]
-        done = self.model.read(state, Reading(fresh, list(map(len, prefix.outputs))))
-        logits = done.logits()[: len(tokens)].float()
-        width = max(map(len, tokens))
-        forced = send([[*row, *[0] * (width - len(row))] for row in tokens], logits.device)
-        scores = logits[:, :width].gather(2, forced[..., None])[..., 0] - logits[:, :width].logsumexp(-1)
-        return [each[: len(row)] for each, row in zip(scores.tolist(), tokens)]
+        return self.model.read(state, Reading(fresh, list(map(len, prefix.outputs)))).scores(tokens)
 
     def commit(self, state: RowState, prefix: Prefix, draft: Draft, verdict: Verdict) -> None:
         """Move the cache entries of accepted tree paths to follow the prefix, where a chain's already are."""

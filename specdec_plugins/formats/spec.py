@@ -18,17 +18,15 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from specdec_plugins.decoding.options import Beam
 from specdec_plugins.formats.errors import listed
 from specdec_plugins.formats.files import Mapped
+from specdec_plugins.formats.positions import sinusoidal, sinusoidal_from_zero
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "swish")
 # Beyond known models; a tiny file must not claim all memory. The widest, T5-11B, has 65,536; int4 products wrap above 75,000.
@@ -189,30 +187,6 @@ class DrafterModel:
 Reading = TypeVar("Reading", Model, DrafterModel)
 
 
-@lru_cache(maxsize=8)
-def sinusoidal(rows: int, width: int, pad: int) -> Tensor:
-    """(rows, width) float32 position table of tensor2tensor and fairseq: all sines, then all cosines; row ``pad`` is zero.
-
-    Cached, so that models share it. Read-only.
-    """
-    half = width // 2
-    if half < 2 or rows <= pad:
-        raise ValueError(f"sinusoidal positions cannot have {rows} rows of width {width}")
-    rates = torch.exp(torch.arange(half, dtype=torch.float) * -(math.log(10000) / (half - 1)))
-    angles = torch.arange(rows, dtype=torch.float)[:, None] * rates
-    table = F.pad(torch.cat([angles.sin(), angles.cos()], 1), (0, width % 2))
-    table[pad] = 0
-    return table
-
-
-@lru_cache(maxsize=8)
-def sinusoidal_from_zero(rows: int, width: int) -> Tensor:
-    """(rows, width) float32 position table of Marian and Pegasus, rounded from float64. Cached. Read-only."""
-    rates = 10000.0 ** (np.arange(0, width, 2) / width)
-    angles = np.arange(rows)[:, None] / rates
-    return torch.from_numpy(np.concatenate([np.sin(angles), np.cos(angles)[:, : width // 2]], 1)).float()
-
-
 def sinusoidal_table(side: SideSpec) -> Tensor | None:
     """A side's sinusoidal table; None if it cannot have one. Marian's if the first token's is row 0, else fairseq's, which is
     zero in the row before."""
@@ -231,6 +205,11 @@ def sinusoidal_tables(spec: ModelSpec | None) -> dict[str, Tensor]:
     return {name: table for name, table in tables.items() if table is not None}
 
 
+def close(stored: Tensor, table: Tensor) -> bool:
+    """Whether a stored position table is this sinusoidal one, which other programs and half precision round otherwise."""
+    return stored.shape == table.shape and torch.allclose(stored.float(), table, rtol=0, atol=HALF)
+
+
 def extended(model: Reading, positions: int) -> Reading:
     """A model that reads at least ``positions`` tokens on both sides, by extending its sinusoidal position tables.
 
@@ -247,7 +226,7 @@ def extended(model: Reading, positions: int) -> Reading:
         if side.max_positions >= positions or table not in tensors:  # taken from the verifier
             continue
         longer, known = sinusoidal_table(longer_sides[name]), tensors[table]
-        if longer is None or not torch.allclose(longer[: len(known)], known[: len(longer)].float(), atol=HALF):
+        if longer is None or not close(known[: len(longer)], longer[: len(known)]):
             faults.append(f"the {name}'s {side.max_positions:,} are learned")
             continue
         tensors[table] = torch.cat([known, longer[len(known) :].to(known)])
@@ -378,12 +357,12 @@ def symbol_faults(spec: ModelSpec, source_size: int, target_size: int) -> list[s
 def fingerprint(model: Model) -> str:
     """The sha256 of a model's weights, rounded to float16 so that half-precision folders match their checkpoints.
 
-    Leaves out sinusoidal tables, which are computed, and whose last bit depends on the CPU.
+    Leaves out sinusoidal tables, whether computed here or stored by a program that rounds them otherwise.
     """
     digest = hashlib.sha256()
     tables = sinusoidal_tables(model.spec)
     for name, tensor in sorted(model.tensors.items()):
-        if name in tables and torch.equal(tensor, tables[name]):
+        if name in tables and close(tensor, tables[name]):
             continue
         digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
         for part in _parts(tensor):

@@ -24,23 +24,28 @@ class Mix(NamedTuple):
         return f"{self.workers} x {self.threads}"
 
 
-def machine(device: str = "cpu") -> dict[str, Any]:
-    """Date, processor, number of cores, versions and commit; also the GPU, if ``device`` is one."""
+def machine(device: str = "cpu", kernels: str | None = None) -> dict[str, Any]:
+    """Date, processor, number of cores, versions and commit; also the GPU, if ``device`` is one, else the instruction set of the
+    CPU kernels, which is ``kernels`` if a run names one."""
     versions = {}
     for package in PACKAGES:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    gpu: dict[str, Any] = {}
+    on: dict[str, Any] = {}
     if device != "cpu":
         import torch
 
         properties = torch.cuda.get_device_properties(device)
-        gpu = {"gpu": properties.name, "gpu_mib": properties.total_memory >> 20, "cuda": torch.version.cuda}
+        on = {"gpu": properties.name, "gpu_mib": properties.total_memory >> 20, "cuda": torch.version.cuda}
+    else:
+        from specdec_plugins.decoding.backends.cpu.binding import chosen
+
+        on = {"kernels": found.name if (found := chosen(kernels)) else "none"}
     return {
         "date": time.strftime("%Y-%m-%d"), "cpu": cpu_name(), "cores": usable_cpus(), "python": platform.python_version(),
-        **versions, **gpu, **source(),
+        **versions, **on, **source(),
     }  # fmt: skip
 
 

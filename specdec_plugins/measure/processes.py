@@ -77,7 +77,8 @@ def joined(runs: Sequence[Run], parts: Sequence[Sequence[int]]) -> Run:
     names = ("phases", "drafted", "accepted", "lengths", "accepted_lengths")
     counts: dict[str, Any] = {name: sum((getattr(run, name) for run in runs), Counter[Any]()) for name in names}
     outputs = [placed[index] for index in sorted(placed)]
-    return Run(max(run.seconds for run in runs), runs[0].latencies, outputs, **counts, peak=sum(run.peak for run in runs))
+    peak, kernels = sum(run.peak for run in runs), runs[0].kernels
+    return Run(max(run.seconds for run in runs), runs[0].latencies, outputs, **counts, peak=peak, kernels=kernels)
 
 
 class SystemServer:

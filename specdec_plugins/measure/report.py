@@ -60,10 +60,12 @@ def render(result: dict[str, Any]) -> str:
     """The report in Markdown."""
     signature = result["signature"]
     versions = ", ".join(f"{name} {signature[name]}" for name in PACKAGES if name in signature)
+    kernels = f", kernels {signature['kernels']}" if "kernels" in signature else ""
     parts = [
         f"# {signature['model']}",
-        f"specdec-benchmark, {signature['date']}. {signature['cores']} cores, {signature['cpu']}; Python {signature['python']}, "
-        f"{versions}. {signature['sentences']:,} sentences of {signature['input']}, {result['rounds']} interleaved rounds.",
+        f"specdec-benchmark, {signature['date']}. {signature['cores']} cores, {signature['cpu']}{kernels}; "
+        f"Python {signature['python']}, {versions}. {signature['sentences']:,} sentences of {signature['input']}, "
+        f"{result['rounds']} interleaved rounds.",
         f"Compared with: {result['baseline']}." + (f" BLEU: `{result['bleu_signature']}`." if "bleu_signature" in result else ""),
         *(f"Left out: {line}" for line in result["left_out"]),
     ]

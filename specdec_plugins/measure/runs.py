@@ -103,7 +103,7 @@ def measure(plan: Plan, sources: list[list[int]], progress: Progress) -> tuple[l
     total = len(plan.systems) * (1 + len(plan.workloads) * plan.rounds)
     with ExitStack() as stack:
         systems: dict[System, dict[int, RunningSystem]] = {}  # by threads
-        left_out = []
+        left_out, first = [], dict[System, Run]()
         for system in plan.systems:
             progress.step(f"loading {system.name}", next(steps) / total)
             largest = {mix.threads: mix for mix in sorted(mix for workload in plan.workloads for mix in workload.mixes)}
@@ -112,7 +112,7 @@ def measure(plan: Plan, sources: list[list[int]], progress: Progress) -> tuple[l
                 stack.callback(each.stop)
             try:
                 for each in running.values():
-                    each.decode("throughput", 1, count=1)
+                    first[system] = each.decode("throughput", 1, count=1)
             except ValueError as error:
                 progress.warn(f"left out: {error}")
                 left_out.append(str(error))
@@ -123,6 +123,7 @@ def measure(plan: Plan, sources: list[list[int]], progress: Progress) -> tuple[l
         if not systems:
             raise ValueError("no system is left")
 
+        check_kernels({system.name: run.kernels for system, run in first.items()})
         runs: dict[tuple[System, int], dict[Mix, list[Run]]] = {}
         for index, workload in enumerate(plan.workloads):
             for number in range(plan.rounds):
@@ -144,6 +145,14 @@ def measure(plan: Plan, sources: list[list[int]], progress: Progress) -> tuple[l
                 progress.warn(f"{system.name}: {differing} outputs depend on the mix of workers and threads")
             measured.append(Measured(system, workload, mix, found[mix], seconds, differing))
     return measured, left_out
+
+
+def check_kernels(kernels: dict[str, str | None]) -> None:
+    """Raise ValueError if systems run on kernels for different instruction sets, whose speeds are not comparable."""
+    names = {name for name in kernels.values() if name}
+    if len(names) > 1:
+        found = ", ".join(f"{system} on {name}" for system, name in kernels.items() if name)
+        raise ValueError(f"the systems run on kernels for different instruction sets ({found}); name one by --kernels")
 
 
 def summarise(measured: Measured, expected: list[list[str]]) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class System:
     beta: int = 1
     tau: float | None = None  # nats; None: exact, or not used
     device: str = "cpu"
+    kernels: str | None = None  # the instruction set that our kernels are compiled for; None: the best
 
     @property
     def name(self) -> str:
@@ -59,6 +60,7 @@ class Run:
     lengths: Counter[int] = field(default_factory=Counter)  # passes by draft length
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # row passes by committed tokens
     peak: int = 0  # bytes of memory so far
+    kernels: str | None = None  # that ran; None: others' code
 
     @property
     def mean_accepted_length(self) -> float:
@@ -90,6 +92,8 @@ class OwnSystem:
         settings: dict[str, Any] = {
             "strategy": system.strategy.split("-")[0], "dtype": system.dtype, "threads": mix.threads, "device": system.device
         }  # fmt: skip
+        if settings["strategy"] != "fairseq":
+            settings["kernels"] = system.kernels
         if system.strategy != "drafter":
             settings["beam"] = 5 if system.strategy == "fairseq-beam5" else 1
         if system.tau is not None:
@@ -97,6 +101,8 @@ class OwnSystem:
         if system.block:
             settings["block_size"] = system.block if system.block == "auto" else int(system.block)
         self.sources, self.engine = sources, Engine(pair, Settings(**settings))
+        kernels = None if settings["strategy"] == "fairseq" else self.engine.kernels
+        self.kernels = kernels.library.name if kernels else None
 
     def decode(self, order: Order) -> Run:
         self.engine.take_stats()
@@ -105,7 +111,17 @@ class OwnSystem:
         stats = self.engine.take_stats()
         outputs = [self.engine.pair.target.tokens(hypothesis.tokens) for hypothesis in hypotheses]
         drafted, accepted, committed = count_steps(hypotheses)
-        return Run(seconds, latencies, outputs, Counter(stats.seconds), drafted, accepted, stats.lengths, committed)  # type: ignore[arg-type]
+        return Run(
+            seconds,
+            latencies,
+            outputs,
+            Counter(stats.seconds),
+            drafted,
+            accepted,
+            stats.lengths,
+            committed,  # type: ignore[arg-type]
+            kernels=self.kernels,
+        )
 
 
 class CTranslate2:

@@ -15,6 +15,7 @@ from specdec_plugins.decoding.assembly import assemble
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.control.throughput import Throughput
+from specdec_plugins.decoding.elementary import power
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.noise import mixed
 from specdec_plugins.decoding.options import Beam, Sampling
@@ -104,9 +105,11 @@ class EngineGenerator:
     def hypothesis(self, output: Hypothesis) -> dict[str, Any]:
         """An output as fairseq's dictionary."""
         scores = torch.tensor(output.token_scores)
-        score = scores.sum() / len(scores) ** self.length_penalty if output.score is None else torch.tensor(output.score)
+        score = output.score
+        if score is None:
+            score = math.fsum(output.token_scores) / power(len(scores), self.length_penalty)
         return {
-            "tokens": torch.tensor([*output.tokens, self.eos]), "score": score, "positional_scores": scores,
+            "tokens": torch.tensor([*output.tokens, self.eos]), "score": torch.tensor(score), "positional_scores": scores,
             "attention": None, "alignment": torch.empty(0), "steps": len(output.steps),
         }  # fmt: skip
 

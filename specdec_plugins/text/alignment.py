@@ -80,7 +80,7 @@ def link(weights: Tensor, spans: Sequence[Span], source: str, output: Sequence[S
         return Alignment(words[0], words[1], [])
     table = weights.new_zeros(len(weights), len(words[0])).index_add_(1, torch.tensor(sources), weights[:, columns])
     table = table.new_zeros(len(words[1]), len(words[0])).index_add_(0, torch.tensor(targets), table[rows])
-    parts = table / (table.sum(0) + 1e-9)
+    parts = table / (table.cumsum(0)[-1] + 1e-9)  # in order: the order of `sum` depends on the CPU
     best, back = parts.argmax(1).tolist(), parts.argmax(0).tolist()
     pairs = {(best[word], word) for word in targets}
     linked = {source for source, _ in pairs}

@@ -70,7 +70,7 @@ def judge(
     if by_path:
         accepted |= zip(by_path, longest_paths(scores, forest, by_path, tolerances))
     if by_walk:
-        accepted |= zip(by_walk, walk(scores.logits(), forest, by_walk))
+        accepted |= zip(by_walk, walk(scores, forest, by_walk))
     paths, own, parts, cut = (list(each) for each in zip(*(accepted[row] for row in range(len(rejects)))))
     return Verdict(list(map(len, paths)), own, parts, cut, paths)
 
@@ -111,9 +111,9 @@ def best_path(parents: Sequence[int], judged: Sequence[tuple[int, int, list[floa
     return best
 
 
-def walk(logits: Tensor, forest: Forest, rows: Sequence[int]) -> list[Accepted]:
-    """By the rejection rule, with logits (R, W, V): position 0 of a row is after its root, position i + 1 after node i."""
-    tokens, parents = forest.draft.tokens, forest.draft.parents
+def walk(scores: Pass, forest: Forest, rows: Sequence[int]) -> list[Accepted]:
+    """By the rejection rule. Position 0 of a row's logits is after its root, position i + 1 after node i."""
+    tokens, parents, logits = forest.draft.tokens, forest.draft.parents, scores.logits()
     device, width, nodes = logits.device, logits.size(1), nodes_of(forest.draft, rows)
     numbers = {node: number for number, node in enumerate(nodes)}
     after = logits.flatten(0, 1)[send([row * width + node + 1 for row, node in nodes], device)]  # (N, V)
@@ -140,9 +140,8 @@ def walk(logits: Tensor, forest: Forest, rows: Sequence[int]) -> list[Accepted]:
         row, node = nodes[number]
         path, limited = path_to(node, parents[row]), bounds.room[number] <= 0
         committed = [*(tokens[row][each] for each in path), eos if limited else token]
-        raw = after[send([numbers[row, each] for each in (ROOT, *path)], device)].float()
-        scores = raw.gather(1, send(committed, device)[:, None])[:, 0] - raw.logsumexp(-1)  # of the unconstrained model
-        accepted.append(Accepted(path, committed[-1], scores.tolist(), limited and token != eos))
+        raw = scores.with_logits(after[send([numbers[row, each] for each in (ROOT, *path)], device)][None])
+        accepted.append(Accepted(path, committed[-1], raw.scores([committed])[0], limited and token != eos))
     return accepted
 
 

@@ -79,6 +79,10 @@ class Pass(Protocol):
         """The trees of a plan, whose node at depth k is among the likeliest candidates of position k, as in `choose`."""
         ...
 
+    def scores(self, tokens: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Log-probabilities (nats) of ``tokens[b]``, which follow row b's results one by one, under the unconstrained model."""
+        ...
+
     def judge(
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
     ) -> Verdict:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from specdec_plugins.decoding.elementary import power
 from specdec_plugins.decoding.options import Beam
 
 
@@ -95,7 +96,7 @@ class Search:
     ends: bool = True
 
     def normalised(self, node: Node) -> float:
-        return node.total / max(1, node.length) ** self.beam.length_penalty
+        return node.total / power(max(1, node.length), self.beam.length_penalty)
 
     def kept(self, finished: Iterable[tuple[float, Node]]) -> tuple[tuple[float, Node], ...]:
         """The best ``size`` finished hypotheses, best first."""

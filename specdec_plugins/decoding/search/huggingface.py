@@ -7,6 +7,7 @@ longest length (never). An eos that the limit forces has score 0. Models without
 
 from collections.abc import Sequence
 
+from specdec_plugins.decoding.elementary import power
 from specdec_plugins.decoding.search.beam import Beams, Node, Ranked, Search
 
 
@@ -35,4 +36,4 @@ def _improves(search: Search, live: Sequence, finished: Sequence) -> bool:
         return False
     longest = search.limit + search.ends
     length = longest if stopping == "never" and penalty > 0 else live[0].length
-    return live[0].total / length**penalty > finished[-1][0]
+    return live[0].total / power(length, penalty) > finished[-1][0]

@@ -26,10 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec_plugins.decoding.options import KERNELS
 from specdec_plugins.formats.files import Mapped
 
 SOURCES = Path(__file__).parent / "csrc"  # in checkouts
-VARIANTS: tuple[str, ...] = ("amx", "avx512", "avxvnni", "avx2", "generic")  # instruction sets, best first: see setup.py
+VARIANTS: tuple[str, ...] = KERNELS
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # of weights
 KINDS = {**DTYPES, "int4": 3}  # of linear layers; only drafters are int4
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.5}
@@ -45,6 +46,7 @@ Pair = tuple[Tensor, Tensor]  # a norm's weight and bias
 SCALARS = {"int": c_int, "int64_t": c_int64, "float": c_float, "double": c_double}
 
 
+@cache
 def sources_hash(folder: Path) -> str:
     """A hash of the kernels' sources, which setup.py compiles into them."""
     paths = sorted(path for path in folder.rglob("*") if path.suffix in (".h", ".cpp"))
@@ -52,8 +54,11 @@ def sources_hash(folder: Path) -> str:
 
 
 class Library(ctypes.CDLL):
-    """Compiled kernels. ``structs`` are their C structs by name, as ctypes types; pointers in them are addresses."""
+    """Compiled kernels. ``name`` is their instruction set, ``structs`` their C structs by name, as ctypes types; pointers in them
+    are addresses. Structs are the same for all instruction sets, objects and their addresses are not.
+    """
 
+    name: str
     structs: dict[str, Any]
 
     def rows(self, name: str, **columns: Iterable[float]) -> array:
@@ -107,20 +112,38 @@ def check_memory(what: str, failed: Callable[[Any], bool], result: Any, function
 
 
 @cache
-def library() -> Library | None:
-    """The kernels for the best instruction set that this CPU supports; None if none were compiled.
+def library(name: str | None = None) -> Library | None:
+    """The kernels for an instruction set, by default the best that this CPU supports; None if this CPU does not support it or
+    they were not compiled.
 
     Raises ImportError for a library compiled from other sources.
     """
-    for variant in VARIANTS:
-        for path in Path(__file__).parent.glob(f"_kernels_{variant}.*"):
-            found = Library(str(path))
-            if SOURCES.is_dir() and sources_of(found) != sources_hash(SOURCES):
-                raise ImportError(f"{path} was compiled from other sources: run `pip install -e .` in a checkout, or reinstall")
-            if found.specdec_supported():
-                found.declare()
-                return found
+    if name is None:
+        return next((found for found in map(library, VARIANTS) if found), None)
+    for path in Path(__file__).parent.glob(f"_kernels_{name}.*"):
+        found = Library(str(path))
+        if SOURCES.is_dir() and sources_of(found) != sources_hash(SOURCES):
+            raise ImportError(f"{path} was compiled from other sources: run `pip install -e .` in a checkout, or reinstall")
+        if found.specdec_supported():
+            found.declare()
+            found.name = name
+            return found
     return None
+
+
+def available() -> list[str]:
+    """The instruction sets that this machine can run, best first."""
+    return [name for name in VARIANTS if library(name)]
+
+
+def chosen(name: str | None) -> Library | None:
+    """As `library`, but raises ValueError for a named instruction set that this machine cannot run."""
+    found = library(name)
+    if found is None and name is not None:
+        compiled = any(Path(__file__).parent.glob(f"_kernels_{name}.*"))
+        reason = "this CPU lacks these instructions" if compiled else "they were not compiled"
+        raise ValueError(f"kernels for {name} cannot run here: {reason}; available: {', '.join(available()) or 'none'}")
+    return found
 
 
 def kernels() -> Library:
@@ -133,8 +156,8 @@ def kernels() -> Library:
 class Handle:
     """An object of the library's, freed with this one. ``kind`` names the function that makes it. Raises MemoryError."""
 
-    def __init__(self, kind: str, *arguments):
-        self.library = kernels()
+    def __init__(self, library: Library, kind: str, *arguments):
+        self.library = library
         pointer: int = getattr(self.library, f"specdec_{kind}")(*arguments)
         self.pointer = pointer
         self._free = weakref.finalize(self, getattr(self.library, f"specdec_{kind}_free"), pointer)
@@ -143,8 +166,8 @@ class Handle:
 class Team(Handle):
     """Threads and scratch memory, for one call at a time. A forked process lacks the threads, so it never frees them."""
 
-    def __init__(self, threads: int):
-        super().__init__("engine", threads)
+    def __init__(self, library: Library, threads: int):
+        super().__init__(library, "engine", threads)
         self._free.detach()
         weakref.finalize(self, free_here, os.getpid(), self.library, self.pointer)
 
@@ -156,12 +179,13 @@ def free_here(process: int, library: Library, team: int) -> None:
 
 class Engine(local):
     """What passes of loaded models run on. Each thread has a team of its own, so several run passes at the same time, and so has
-    each forked process. A thread may set ``members``, the size of its team, which is at first ``threads``.
+    each forked process. A thread may set ``members``, the size of its team, which is at first ``threads``. Weights are packed for
+    its ``library``, by default the best.
     """
 
-    def __init__(self, threads: int):
+    def __init__(self, threads: int, library: Library | None = None):
         self.threads = self.members = threads
-        self.library = kernels()
+        self.library = library or kernels()
         self._teams: dict[tuple[int, int], Team] = {}  # by process and size
 
     @property
@@ -169,7 +193,7 @@ class Engine(local):
         """To be used at once."""
         key = os.getpid(), self.members
         if key not in self._teams:
-            self._teams[key] = Team(self.members)
+            self._teams[key] = Team(self.library, self.members)
         return self._teams[key].pointer
 
 
@@ -186,9 +210,9 @@ def widened(weight: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 class NativeLinear(Handle):
-    """A linear layer's packed weights."""
+    """A linear layer's packed weights, for passes on engines of the same ``library``."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: str):
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: str, library: Library | None = None):
         """Pack ``weight`` (O, I) in ``dtype``, one of `KINDS`; ``bias`` (O,) or None. Raises ValueError for other shapes, and for
         more than `MOST_INPUTS`."""
         if weight.dim() != 2 or weight.size(1) % TILE or (bias is not None and bias.shape != weight.shape[:1]):
@@ -197,7 +221,7 @@ class NativeLinear(Handle):
         self.outputs, self.inputs = weight.shape
         if self.inputs > MOST_INPUTS.get(dtype, self.inputs):
             raise ValueError(f"a linear layer of {self.inputs:,} inputs; {dtype} weights have at most {MOST_INPUTS[dtype]:,}")
-        super().__init__("linear", self.outputs, self.inputs, KINDS[dtype])
+        super().__init__(library or kernels(), "linear", self.outputs, self.inputs, KINDS[dtype])
         biases = None if bias is None else floats(bias)
         for first, part in widened(weight):
             own = None if biases is None else biases[first : first + len(part)]
@@ -223,13 +247,14 @@ class Screen:
 
     SAMPLED = 1 << 14  # rows that the basis is computed from
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, rank: int):
+    def __init__(self, weight: Tensor, bias: Tensor | None, rank: int, library: Library | None = None):
         """``weight`` (V, D) and ``bias`` (V,) are the layer's; the basis has the ``rank`` leading eigenvectors of W'W."""
         few = floats(weight[:: -(-len(weight) // self.SAMPLED)])
         few = few / few.abs().max().clamp(min=1e-30)  # squares of untrusted weights could overflow
         basis = torch.linalg.eigh(few.T @ few).eigenvectors[:, -rank:].T.contiguous()  # (R, D)
-        self.basis = NativeLinear(basis, None, "int8")
-        self.weights = NativeLinear(torch.cat([part @ basis.T for _, part in widened(weight)]), bias, "int4")  # (V, R)
+        self.basis = NativeLinear(basis, None, "int8", library)
+        projected = torch.cat([part @ basis.T for _, part in widened(weight)])  # (V, R)
+        self.weights = NativeLinear(projected, bias, "int4", library)
 
 
 class Stack(Handle):
@@ -252,7 +277,7 @@ class Stack(Handle):
         self.layers: list[list[NativeLinear | None]] = []
         norms = pairs(embedding_norm, last_norm)
         super().__init__(
-            "stack", self.width, heads, ACTIVATIONS[activation], prenorm, zero_start, address(self.tables[0]),
+            engine.library, "stack", self.width, heads, ACTIVATIONS[activation], prenorm, zero_start, address(self.tables[0]),
             TABLES[self.tables[0].dtype], scale, address(self.tables[1]), offset, positions.size(0) - 1, addresses(norms),
             projection and projection.pointer, gate and gate.pointer, screen and screen.basis.pointer,
             screen and screen.weights.pointer,

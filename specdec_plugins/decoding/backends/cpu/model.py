@@ -18,6 +18,7 @@ from specdec_plugins.decoding.backends.cpu.binding import (
     TILE,
     Buffer,
     Engine,
+    Library,
     NativeLinear,
     Screen,
     Stack,
@@ -52,11 +53,12 @@ def obstacles(model: Transformer) -> list[str]:
 
 
 def load(
-    verifier: Transformer, drafter: Transformer | None, dtype: str, threads: int, drafting: str = "int8"
-) -> tuple["CpuModel", "CpuModel | None"]:
+    verifier: Transformer, drafter: Transformer | None, dtype: str, threads: int, drafting: str = "int8",
+    library: Library | None = None,
+) -> tuple["CpuModel", "CpuModel | None"]:  # fmt: skip
     """Both models on one team of threads, with the encoder or output projection that they share held once. ``dtype`` is the
-    verifier's, ``drafting`` the drafter's."""
-    engine = Engine(threads)
+    verifier's, ``drafting`` the drafter's. The kernels are ``library``, by default the best."""
+    engine = Engine(threads, library)
     first = CpuModel(verifier, engine, dtype)
     if drafter is None:
         return first, None
@@ -89,7 +91,7 @@ class NativeHeads:
     def __init__(self, model: "CpuModel", weight: Tensor, bias: Tensor, reads_token: bool):
         if weight.dim() != 2 or len(weight) % model.width or weight.size(1) != model.width * (1 + reads_token):
             raise ValueError(f"weights of heads are {tuple(weight.shape)}, which does not fit width {model.width}")
-        self.engine, self.linear = model.engine, NativeLinear(weight, bias, model.dtype)
+        self.engine, self.linear = model.engine, NativeLinear(weight, bias, model.dtype, model.engine.library)
         self._table = model.target_embeddings if reads_token else None
         self.embeddings = address(self._table)
         self.width, self.scale = model.width, model.spec.decoder.embedding_scale
@@ -139,11 +141,12 @@ class CpuModel:
         decoder, activation = model.decoder, model.spec.activation
         self.spec, self.engine, self.dtype = model.spec, engine, dtype
         self.encoder = encoder or CpuEncoder(engine, model.encoder, activation, dtype)
-        projection = projection or NativeLinear(decoder.projection, decoder.bias, dtype)
+        packed = partial(NativeLinear, dtype=dtype, library=engine.library)
+        projection = projection or packed(decoder.projection, decoder.bias)
         successor = decoder.successor
-        gate = NativeLinear(successor.gate.weight, successor.gate.bias, dtype) if successor else None
-        self.stack = stack_of(engine, decoder, activation, dtype, projection, gate, screen_of(decoder, dtype))
-        self.memory = NativeLinear(decoder.memory.weight, decoder.memory.bias, dtype) if decoder.memory else None
+        gate = packed(successor.gate.weight, successor.gate.bias) if successor else None
+        self.stack = stack_of(engine, decoder, activation, dtype, projection, gate, screen_of(decoder, dtype, engine.library))
+        self.memory = packed(decoder.memory.weight, decoder.memory.bias) if decoder.memory else None
         self.layers, self.width = len(decoder.layers), decoder.width
         self.successor, self.copy = decoder.successor, decoder.copy
         self.source_embedding = model.encoder.embedding
@@ -184,7 +187,7 @@ class CpuModel:
         return source.encoded_by(self.encoder)
 
     def linear(self, weight: Tensor, bias: Tensor) -> Callable[[Tensor], Tensor]:
-        return partial(NativeLinear(weight, bias, self.dtype), self.engine)
+        return partial(NativeLinear(weight, bias, self.dtype, self.engine.library), self.engine)
 
     def heads(self, weight: Tensor, bias: Tensor, reads_token: bool) -> NativeHeads:
         return NativeHeads(self, weight, bias, reads_token)
@@ -218,18 +221,18 @@ def stack_of(
         between = (layer.cross_query, layer.cross_out) if cross else (None, None)
         linears: list[Linear | None] = [layer.qkv, layer.out, *between, layer.fc1, layer.fc2]
         norms = layer.norm, layer.cross_norm if cross else None, layer.final_norm
-        packed = [NativeLinear(each.weight, each.bias, dtype) if each else None for each in linears]
+        packed = [NativeLinear(each.weight, each.bias, dtype, engine.library) if each else None for each in linears]
         stack.add_layer(packed, list(map(pair, norms)), layer.entries)
     mapped.unload()
     return stack
 
 
-def screen_of(decoder: Decoder, dtype: str) -> Screen | None:
+def screen_of(decoder: Decoder, dtype: str, library: Library) -> Screen | None:
     """Of an int4 drafter with a large output layer. At width 512 a trained one (V 6,583) drafts as it would by exact logits; at
     width 256 2 % of the tokens are others."""
     if dtype != "int4" or len(decoder.projection) <= 4096 or decoder.width < 512:
         return None
-    return Screen(decoder.projection, decoder.bias, decoder.width // 4 // TILE * TILE)
+    return Screen(decoder.projection, decoder.bias, decoder.width // 4 // TILE * TILE, library)
 
 
 def pair(norm: Norm | None) -> tuple[Tensor, Tensor] | None:

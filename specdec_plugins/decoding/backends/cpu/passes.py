@@ -109,6 +109,14 @@ class CpuPass:
         parts = [slice(row * most, row * most + count) for row, count in enumerate(counts)]
         return TreeDraft([grown[part].tolist() for part in parts], [parents[part].tolist() for part in parts])
 
+    def scores(self, tokens: Sequence[Sequence[int]]) -> list[list[float]]:
+        logits, engine, scores = self.logits(), self.model.engine, array("f", bytes(4 * self.rows * self.width))
+        lengths, given = integers(map(len, tokens)), integers(*tokens)
+        engine.library.specdec_score(
+            engine.pointer, address(logits), self.rows, self.width, logits.size(2), start(lengths), start(given), start(scores)
+        )
+        return [scores[row * self.width :][: len(each)].tolist() for row, each in enumerate(tokens)]
+
     def judge(
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
     ) -> Verdict:

@@ -87,6 +87,14 @@ class TorchPass:
         return branch(found, prefix, plan)
 
     @torch.inference_mode()
+    def scores(self, tokens: Sequence[Sequence[int]]) -> list[list[float]]:
+        width = max(map(len, tokens))
+        logits = self.logits()[: len(tokens), :width].float()
+        given = send([[*row, *[0] * (width - len(row))] for row in tokens], logits.device)
+        scores = logits.gather(2, given[..., None])[..., 0] - logits.logsumexp(-1)
+        return [each[: len(row)] for each, row in zip(scores.tolist(), tokens)]
+
+    @torch.inference_mode()
     def judge(
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
     ) -> Verdict:

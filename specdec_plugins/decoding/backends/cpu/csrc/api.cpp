@@ -258,6 +258,25 @@ EXPORTED(int, judge, Engine* engine, float* logits, int64_t batch, int64_t width
     });
 }
 
+// Scores given tokens, so many in each row, by logits (B, width, V), one at each position -> scores (B, width): log-probabilities
+// (nats) as `judge` computes them.
+EXPORTED(int, score, Engine* engine, float* logits, int64_t batch, int64_t width, int64_t vocabulary, const int64_t* lengths,
+         const int64_t* tokens, float* scores) {
+    return status_of([&] {
+        engine->judge.vocabulary = vocabulary;
+        engine->drafts.clear();
+        for (int64_t b = 0; b < batch; tokens += lengths[b++]) engine->drafts.push_back(tokens);
+        engine->team.run([&](int member) {
+            for (int64_t b = member; b < batch; b += engine->team.size)
+                for (int64_t k = 0; k < lengths[b]; ++k) {
+                    const float* values = logits + (b * width + k) * vocabulary;
+                    const Chosen given{engine->drafts[b][k], true, false, largest(values, vocabulary)};
+                    scores[b * width + k] = engine->judge.score(given, values);
+                }
+        });
+    });
+}
+
 // Chooses a token at each of the rows' first positions by logits (B, width, V), in which it bans tokens. `gates` (B, width, R).
 EXPORTED(int, choose, Engine* engine, float* logits, int64_t batch, int64_t width, int64_t vocabulary, const float* gates,
          int64_t gate_width, const ChooseCall* call) {

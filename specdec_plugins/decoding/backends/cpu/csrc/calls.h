@@ -219,7 +219,7 @@ SHARED_STRUCT(DecodeCall,
 SHARED_STRUCT(SearchRow,
     int64_t size, huggingface, stopping, renormalise, limit, minimum, repeats;
     int64_t source_slot, source_length, living, finished;
-    double length_penalty, unk_penalty;
+    double unk_penalty, longest;  // `longest`: what divides the total of a hypothesis of the longest length
 )
 // A live hypothesis: its tokens, those of the context before them, and its log-probability.
 SHARED_STRUCT(HypothesisRow,
@@ -240,6 +240,7 @@ SHARED_STRUCT(SearchCall,
     const HypothesisRow* hypotheses;  // that live, by search
     const int64_t* tokens;
     const double* finished;  // normalised scores of finished hypotheses, by search
+    const double* divisors;  // (searches, steps) what divides the total of a hypothesis that a step makes: a power of its length
     int64_t* slots;          // (B) of each search, those of its live hypotheses first; updated
     int64_t* record;         // by step and search that is not over: see `BeamSearch::write`
     float* scores;           // the same

@@ -38,8 +38,8 @@ class BeamSearch {
   public:
     // The next ones of the call's hypotheses, their tokens and the scores of finished ones are this search's; moves on.
     BeamSearch(const SearchCall& all, const SearchRow& row, const HypothesisRow*& hypothesis, const int64_t*& tokens,
-               const double*& ended, int64_t* slots)
-        : row(row), all(all), slots(slots) {
+               const double*& ended, const double* divisors, int64_t* slots)
+        : row(row), all(all), divisors(divisors), slots(slots) {
         lanes.resize(row.size);
         for (int64_t i = 0; i < row.size; ++i) lanes[i].slot = slots[i];
         for (int64_t i = 0; i < row.living; tokens += hypothesis++->tokens, ++i) {
@@ -48,7 +48,7 @@ class BeamSearch {
         }
         finished.assign(ended, ended + row.finished);
         ended += row.finished;
-        length = lanes[0].tokens.size() - all.context;
+        length = begun = lanes[0].tokens.size() - all.context;
         candidates = std::min<int64_t>(2 * row.size, all.verifier->projection->outputs);
         for (Lane& lane : lanes) lane.tokens.reserve(lanes[0].tokens.size() + all.steps);
         for (auto* each : {&chosen, &this->ended}) each->reserve(row.size);
@@ -152,13 +152,13 @@ class BeamSearch {
     // Whether the best live hypothesis may still become better than the worst finished one.
     bool improves() const {
         if (row.stopping == AT_ONCE) return false;
-        return normalised(chosen[0].total, row.stopping == NEVER && row.length_penalty > 0 ? row.limit + all.ends : length) > finished.back();
+        return chosen[0].total / (row.stopping == NEVER ? row.longest : divisor()) > finished.back();
     }
 
-    double normalised(double total, int64_t length) const { return total / std::pow(double(length), row.length_penalty); }
+    double divisor() const { return divisors[length - begun - 1]; }  // after a step
     void end(const Continuation& each) {
         ended.push_back(each);
-        finished.push_back(normalised(each.total, length));
+        finished.push_back(each.total / divisor());
     }
 
     // Gives each chosen hypothesis a lane. A parent's first child keeps its lane; the others take what no child has.
@@ -204,6 +204,8 @@ class BeamSearch {
     }
 
     const SearchCall& all;
+    const double* divisors;
+    int64_t begun;  // `length` before the first step
     int64_t* slots;
     std::vector<Lane> lanes;
     std::vector<Hypothesis> live;             // best first
@@ -225,7 +227,7 @@ class Searches {
         int64_t* slots = all.slots;
         searches.reserve(all.searches);
         for (const SearchRow* row = all.rows; row < all.rows + all.searches; slots += row++->size) {
-            searches.emplace_back(all, *row, hypothesis, tokens, finished, slots);
+            searches.emplace_back(all, *row, hypothesis, tokens, finished, all.divisors + searches.size() * all.steps, slots);
             width = std::max(width, searches.back().candidates);
             bans |= row->repeats > 0;
         }
