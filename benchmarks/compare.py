@@ -52,7 +52,11 @@ def decode(first, count, batch_size):
     else:
         results = translator.translate(chosen, batch_size=batch_size, **subwords)
     return time.perf_counter() - began, [result.text for result in results]
-library = binding.library(kernels) if kernels and hasattr(Settings, "kernels") else binding.library()
+try:
+    from specdec_plugins.decoding.compiled import library as of
+    library = of(kernels or None)
+except ImportError:
+    library = binding.library()
 print(json.dumps(library and Path(library._name).name.split(".")[0].removeprefix("_kernels_")), flush=True)
 for order in sys.stdin:
     print(json.dumps(decode(*json.loads(order))), flush=True)

@@ -22,10 +22,11 @@ from typing import Any, NamedTuple, cast
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from specdec_plugins.decoding import compiled  # noqa: E402
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau  # noqa: E402
-from specdec_plugins.decoding.backends.cpu import binding  # noqa: E402
-from specdec_plugins.decoding.backends.cpu.binding import DTYPES, Stack, library  # noqa: E402
+from specdec_plugins.decoding.backends.cpu.binding import DTYPES, Stack  # noqa: E402
 from specdec_plugins.decoding.backends.reading import Reading  # noqa: E402
+from specdec_plugins.decoding.compiled import library  # noqa: E402
 from specdec_plugins.decoding.drafters import CachedRows  # noqa: E402
 from specdec_plugins.decoding.drafters.block import BlockDrafter  # noqa: E402
 from specdec_plugins.decoding.drafters.glide import GlideDrafter  # noqa: E402
@@ -60,7 +61,7 @@ def main() -> int:
     parser.add_argument("--dtypes", nargs="+", default=["int8", "float32"], choices=tuple(DTYPES))
     parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, len(os.sched_getaffinity(0))}))
     parser.add_argument("--seconds", type=float, default=0.2, help="for each call (default: %(default)s)")
-    parser.add_argument("--kernels", choices=binding.VARIANTS, help="those for a set of instructions (default: the best here)")
+    parser.add_argument("--kernels", choices=compiled.VARIANTS, help="those for a set of instructions (default: the best here)")
     options = parser.parse_args()
     pair = load_folder(options.model)
     text = chosen(pair, list(read_lines(options.source))[:LINES])

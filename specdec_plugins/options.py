@@ -98,6 +98,7 @@ class AllSettings(RequestSettings, total=False):
     device: str
     dtype: str
     threads: int | None
+    kernels: str | None
 
 
 class TranslateOptions(RequestSettings, total=False):

@@ -70,6 +70,9 @@ def make_drafter(seed: int = 0, dtype=None, words: int = 20, **changes):
     successor network."""
     import torch
     from fairseq.models.transformer import TransformerModel, base_architecture
+    from fairseq.modules import SinusoidalPositionalEmbedding
+
+    use_our_positions(SinusoidalPositionalEmbedding)
 
     from specdec_plugins.decoding.networks.successor import Successor
     from specdec_plugins.models.block import SCALED_FORM, BlockDrafterModel, block_architecture
@@ -93,6 +96,9 @@ def make_verifier(seed: int = 0, words: int = 20, **changes):
     """A tiny AR Transformer and its settings."""
     import torch
     from fairseq.models.transformer import TransformerModel, base_architecture
+    from fairseq.modules import SinusoidalPositionalEmbedding
+
+    use_our_positions(SinusoidalPositionalEmbedding)
 
     torch.manual_seed(seed)
     dictionary = make_dictionary(words)
@@ -189,4 +195,21 @@ def transformers():
     import transformers.utils
 
     transformers.utils.is_torchaudio_available = lambda: False
+    from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
+
+    use_our_positions(M2M100SinusoidalPositionalEmbedding)
     return transformers
+
+
+def use_our_positions(kind):
+    """Gives a library's models our sinusoidal tables. Theirs depend on the CPU in the last bit of float32, which comparisons in
+    float64 would see; test_transformer.py compares the tables themselves."""
+    import torch
+
+    from specdec_plugins.formats.positions import sinusoidal
+
+    def table(rows, width, pad=None):
+        return sinusoidal(rows, width, pad).to(torch.get_default_dtype(), copy=True)
+
+    if not hasattr(kind, "theirs"):
+        kind.theirs, kind.get_embedding = kind.get_embedding, staticmethod(table)

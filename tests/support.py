@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import make_drafter, make_verifier, model_settings
 
-from specdec_plugins.decoding import drafters
+from specdec_plugins.decoding import compiled, drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
@@ -48,15 +48,15 @@ DRAFTERS = {
 
 def compiled_for(name, monkeypatch):
     """The kernels for a set of instructions, which others are made with from now on; None if this CPU does not have it."""
-    binding.library.cache_clear()
-    monkeypatch.setattr(binding, "VARIANTS", (name,))
-    return binding.library()
+    compiled.library.cache_clear()
+    monkeypatch.setattr(compiled, "VARIANTS", (name,))
+    return compiled.library()
 
 
 def read_call(stack, width, caches, tokens, positions, firsts, slots, source_slots, source_lengths, **results):
     """A `ReadCall` of calls.h, and what has to live as long as it. ``caches``: address and strides of both; ``results``:
     addresses."""
-    library, given = binding.library(), binding.integers(*tokens)
+    library, given = compiled.library(), binding.integers(*tokens)
     rows = library.rows(
         "ReadRow", tokens=map(len, tokens), position=positions, first=firsts, slot=slots, source_slot=source_slots,
         source_length=source_lengths,

@@ -12,10 +12,11 @@ from support import compiled_for
 from test_kernels import by_speed
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
-from specdec_plugins.decoding.backends.cpu.binding import VARIANTS, Engine, library
+from specdec_plugins.decoding.backends.cpu.binding import Engine
 from specdec_plugins.decoding.backends.cpu.passes import CpuPass
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.judge import judge as judge_tensors
+from specdec_plugins.decoding.compiled import VARIANTS, library
 from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.values import Draft

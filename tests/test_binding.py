@@ -20,10 +20,11 @@ from support import read_call
 from test_kernels import DTYPES, rounded, variant  # noqa: F401
 
 from specdec_plugins.commands import translate
+from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.cpu.binding import Engine, NativeLinear, Stack, integers, start
 
-pytestmark = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
+pytestmark = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
 WIDTH, INNER, HEADS, VOCABULARY, LAYERS, GATE = 64, 96, 4, 45, 2, 32  # 45: the last panel of the projection is not full
 PAD, EOS, SLOTS, ROOM = 1, 2, 8, 40
 ACTIVATIONS = {
@@ -75,7 +76,7 @@ class Decoder:
         self.gate = linear(GATE) if gate else None
         self.successor = [tensor(VOCABULARY, GATE, spread=1.0) for _ in range(2)]
 
-        self.engine, self.library = Engine(threads), binding.library()
+        self.engine, self.library = Engine(threads), compiled.library()
         held = [NativeLinear(*each, dtype) if each else None for each in (self.projection, self.gate, self.memory)]
         self.native_memory = held.pop()
         self.stack = Stack(
@@ -324,11 +325,11 @@ def test_propose_is_read_and_choose(gate, variant):  # noqa: F811
 
 def test_too_little_memory_for_weights_is_an_error(variant):  # noqa: F811
     with pytest.raises(MemoryError, match="weights"):  # biases and scales stay small
-        binding.library().specdec_linear(2**12, 2**30, 0)
+        compiled.library().specdec_linear(2**12, 2**30, 0)
 
 
 def test_too_little_memory_for_a_pass_is_an_error(variant):  # noqa: F811
-    weight, library, engine, decoder = torch.zeros(4), binding.library(), Engine(1), Decoder()
+    weight, library, engine, decoder = torch.zeros(4), compiled.library(), Engine(1), Decoder()
     lengths, tokens = integers([1]), integers([3])
     with pytest.raises(MemoryError, match="pass"):
         library.specdec_encode(engine.pointer, decoder.stack.pointer, 1, 2**50, start(lengths), start(tokens), weight.data_ptr())
@@ -339,8 +340,8 @@ def test_every_variant_is_compiled():
     """setup.py marks them optional: a variant that does not compile is left out without an error."""
     x86 = platform.machine() in ("x86_64", "AMD64")
     folder = Path(binding.__file__).parent
-    compiled = {name for name in binding.VARIANTS if list(folder.glob(f"_kernels_{name}.*"))}
-    assert compiled == (set(binding.VARIANTS) if x86 else {"generic"})
+    found = {name for name in compiled.VARIANTS if list(folder.glob(f"_kernels_{name}.*"))}
+    assert found == (set(compiled.VARIANTS) if x86 else {"generic"})
 
 
 @pytest.mark.long
@@ -374,10 +375,10 @@ print(seconds[1] / seconds[0])
 
 
 def test_a_library_of_other_sources_is_refused(variant, monkeypatch, capsys):  # noqa: F811
-    binding.library.cache_clear()
-    monkeypatch.setattr(binding, "sources_hash", lambda folder: "other")
+    compiled.library.cache_clear()
+    monkeypatch.setattr(compiled, "sources_hash", lambda folder: "other")
     with pytest.raises(ImportError, match=r"_kernels_.* was compiled from other sources: run `pip install -e .`"):
-        binding.library()
+        compiled.library()
     assert translate.main(["--model", str(ROOT / "data" / "demo.en-de"), str(ROOT / "data" / "demo.txt")]) == 1
     err = capsys.readouterr().err
     assert err.startswith("specdec-translate: error: ") and "_kernels_" in err and err.count("\n") == 1

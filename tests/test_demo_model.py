@@ -9,7 +9,8 @@ import pytest
 from conftest import ROOT, corpus, run_python
 
 from specdec_plugins.commands import demo
-from specdec_plugins.decoding.backends.cpu.binding import DTYPES, library
+from specdec_plugins.decoding.backends.cpu.binding import DTYPES
+from specdec_plugins.decoding.compiled import library
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.measure import hashes
 from specdec_plugins.settings import Settings

@@ -13,10 +13,9 @@ from support import EOS, SHAPES, SYMBOLS, WORDS, Lengths, commit, load, make_til
 from test_kernels import on_kernels, wide_verifier
 
 from specdec_plugins.commands import datastore, translate
-from specdec_plugins.decoding import drafters
+from specdec_plugins.decoding import compiled, drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
-from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.datastore import CONTEXT, Datastore, sorted_places
 from specdec_plugins.decoding.drafters import PairFacts, lookahead, ngram, previous, recycling, retrieval
@@ -493,7 +492,7 @@ def test_exact_on_pytorch(name):
     assert accepted > 10
 
 
-@pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
+@pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize("name", NAMES)
 def test_exact_on_the_kernels(name, dtype):

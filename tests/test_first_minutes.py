@@ -27,10 +27,10 @@ def test_an_interrupted_run_says_how_many_files_it_wrote(tmp_path, capfd, monkey
         path.write_text("A dog.\n\nA cat.\n", encoding="utf-8")
     write = files.File.write
 
-    def interrupted(file, least):
+    def interrupted(file, *options):
         if file.name == str(paths[2]):
             raise KeyboardInterrupt
-        return write(file, least)
+        return write(file, *options)
 
     monkeypatch.setattr(files.File, "write", interrupted)
     options = ["--model", PAIR, *map(str, paths), "-o", f"{tmp_path}/out/", "--buffer-size", "2"]

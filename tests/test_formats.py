@@ -15,10 +15,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from specdec_plugins.decoding.backends.cpu import model as cpu
-from specdec_plugins.decoding.backends.cpu.binding import library
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import UnsupportedModel, load_pair
+from specdec_plugins.decoding.compiled import library
 from specdec_plugins.decoding.options import Beam
 from specdec_plugins.decoding.values import Source
 from specdec_plugins.formats import fairseq

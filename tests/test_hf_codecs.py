@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import hf_text
 import pytest
 
+from specdec_plugins.extras import install_command
 from specdec_plugins.formats.spec import Symbols
 from specdec_plugins.text.codec import CodecConfig, NoLanguage, open_codec
 from specdec_plugins.text.huggingface import TokenizerFolder
@@ -340,5 +342,5 @@ def test_files_with_other_contents(folders, tmp_path, name, content, message):
 def test_a_missing_package_is_named(folders, monkeypatch, kind, package):
     folder, config, _, _ = folders(kind)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=r'run: pip install "specdec-seq2seq\[hf\]"'):
+    with pytest.raises(ImportError, match="run: " + re.escape(install_command("hf"))):
         open_folder(folder, config)

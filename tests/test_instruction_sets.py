@@ -17,6 +17,7 @@ from test_beam import Planned
 from test_kernels import wide_drafter
 
 from specdec_plugins.commands import translate
+from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.alignment import Aligner
 from specdec_plugins.decoding.backends.cpu import binding, model
@@ -46,15 +47,15 @@ from specdec_plugins.settings import OptionError, Settings
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.translator import Translator
 
-pytestmark = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
+pytestmark = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
 DTYPES = list(binding.DTYPES)
 SIZE = WORDS + 4
-FAST = [name for name in binding.available() if name != "generic"]
+FAST = [name for name in compiled.available() if name != "generic"]
 
 
 def sets():
     """Those that this machine can run; generic, which is slow, takes long."""
-    return [pytest.param(name, marks=pytest.mark.long) if name == "generic" else name for name in binding.available()]
+    return [pytest.param(name, marks=pytest.mark.long) if name == "generic" else name for name in compiled.available()]
 
 
 def bits(*numbers):
@@ -149,7 +150,7 @@ def case(seed):
     def results(kernels):
         models = load_pair(verifier, drafter)
         assert not any(model.obstacles(each) for each in models if each)
-        first, second = model.load(*models, dtype, threads, drafting, binding.library(kernels))
+        first, second = model.load(*models, dtype, threads, drafting, compiled.library(kernels))
         role = NoDrafter()
         if second is not None:
             role = BlockDrafter(second) if how == "block" else CausalBlockDrafter(second)
@@ -175,7 +176,7 @@ def case(seed):
 )
 @torch.inference_mode()
 def test_random_models_say_the_same(seeds, request):
-    names = FAST if seeds[0] == 0 else binding.available()
+    names = FAST if seeds[0] == 0 else compiled.available()
     for seed in seeds:
         results = case(seed)
         first = results(names[0])
@@ -226,11 +227,11 @@ def test_400_outputs_are_the_same(folder, dtype, way):
     name, file = TESTS[folder]
     pair, lines = load_folder(ROOT / "data" / folder), list(read_lines(corpus(name) / file))[:400]
     first = None
-    for kernels in binding.available():
+    for kernels in compiled.available():
         few = lines if kernels != "generic" else lines[: 40 if way == "ar" else 8]  # it takes seconds for each
         found = said(Translator(pair, Settings(dtype=dtype, kernels=kernels, **WAYS[way])).translate(few))
         first = first or found
-        assert found == first[: len(found)], f"{kernels} differs from {binding.available()[0]}"
+        assert found == first[: len(found)], f"{kernels} differs from {compiled.available()[0]}"
 
 
 @pytest.mark.parametrize("kernels", sets())
@@ -265,10 +266,10 @@ def test_models_on_different_kernels_in_one_process(request):
 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_kernels_that_cannot_run_are_refused_in_a_line(compiled, monkeypatch, capsys, tmp_path):
-    found = binding.library
-    monkeypatch.setattr(binding, "library", lambda name=None: None if name == "avx512" else found(name))
+    found = compiled.library
+    monkeypatch.setattr(compiled, "library", lambda name=None: None if name == "avx512" else found(name))
     if not compiled:
-        monkeypatch.setattr(binding, "__file__", str(tmp_path / "binding.py"))
+        monkeypatch.setattr(compiled, "__file__", str(tmp_path / "binding.py"))
     model_and_text = ["--model", str(ROOT / "data/demo.en-de"), str(ROOT / "data/demo.txt")]
     assert translate.main(["--kernels", "avx512", *model_and_text]) == 1
     reason = "this CPU lacks these instructions" if compiled else "they were not compiled"
@@ -299,7 +300,7 @@ def test_a_model_that_the_kernels_cannot_run_is_refused(request):
 
 
 def test_the_version_and_reports_name_the_kernels(capsys):
-    names = binding.available()
+    names = compiled.available()
     with pytest.raises(SystemExit) as stopped:
         translate.main(["--version"])
     out = capsys.readouterr().out

@@ -18,7 +18,7 @@ from test_kernels import DTYPES, ROLES, on_kernels, variant, wide_drafter, wide_
 from test_native_loop import both, controllers, requests_of, roles_of, run, with_vocabulary
 from test_sampling import improbability
 
-from specdec_plugins.decoding import noise
+from specdec_plugins.decoding import compiled, noise
 from specdec_plugins.decoding.acceptance import rejection
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
@@ -36,7 +36,7 @@ from specdec_plugins.decoding.sampling import Table, draw, warp
 from specdec_plugins.decoding.values import Distribution, Draft, Draws, Plan, Request, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
 
-pytestmark = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
+pytestmark = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
 CPU = torch.device("cpu")
 
 
@@ -71,7 +71,7 @@ def test_noise_is_the_references(variant):  # noqa: F811
     cases = [(seed_of(rng), rng.randrange(4), rng.randrange(2**40), 64 * rng.randrange(10**4), 128) for _ in range(50)]
     for seed, purpose, position, first, count in [*cases, (5, 3, 7, 0, 2**20), (0, 0, 0, 0, 64), (-1, 1, 2**32 - 1, 0, 64)]:
         bits, variates = torch.zeros(count, dtype=torch.int32), torch.zeros(count)
-        binding.library().specdec_noise(seed, purpose, position, first, count, bits.data_ptr(), variates.data_ptr())
+        compiled.library().specdec_noise(seed, purpose, position, first, count, bits.data_ptr(), variates.data_ptr())
         tokens = torch.arange(first, first + count)
         expected = noise.token_bits(torch.tensor(seed), purpose, torch.tensor(position), tokens)
         assert torch.equal(bits.long() & noise.LOW, expected)
@@ -95,7 +95,7 @@ def test_weights_are_the_references(vocabulary, variant):  # noqa: F811
         native, numbers = NativeSampling([draws]), binding.integers(drafted)
         for k in range(width):
             given, weights = logits[0, k].clone(), torch.full((vocabulary + 64,), math.nan)
-            binding.library().specdec_warp(
+            compiled.library().specdec_warp(
                 native.pointer, given.data_ptr(), vocabulary, binding.start(numbers), k, weights.data_ptr()
             )
             assert torch.equal(given, logits[0, k])

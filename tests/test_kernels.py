@@ -29,6 +29,7 @@ from support import (
 )
 from test_transformer import placed
 
+from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.assembly import assemble
 from specdec_plugins.decoding.backends.cpu import binding
@@ -47,7 +48,7 @@ from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Want, 
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.spec import MAX_WIDTH
 
-pytestmark = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
+pytestmark = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
 WIDE = {
     "encoder_embed_dim": 64, "decoder_embed_dim": 64, "encoder_ffn_embed_dim": 96, "decoder_ffn_embed_dim": 128,
     "encoder_attention_heads": 2, "decoder_attention_heads": 8,
@@ -65,22 +66,22 @@ ROLES = {"block": BlockDrafter, "block_causal": CausalBlockDrafter}
 
 def by_speed():
     """The sets of instructions that kernels are compiled for; of those that this CPU has, all but the best take long."""
-    best = getattr(binding.library(), "_name", None)
-    return [pytest.param(each, marks=[pytest.mark.long] if best and each not in best else []) for each in binding.VARIANTS]
+    best = getattr(compiled.library(), "_name", None)
+    return [pytest.param(each, marks=[pytest.mark.long] if best and each not in best else []) for each in compiled.VARIANTS]
 
 
 @pytest.fixture(params=by_speed())
 def variant(request, monkeypatch):
     """The kernels as compiled for each set of instructions that this CPU has."""
-    request.addfinalizer(binding.library.cache_clear)
+    request.addfinalizer(compiled.library.cache_clear)
     return compiled_for(request.param, monkeypatch) or pytest.skip(f"not compiled for {request.param}, or not for this CPU")
 
 
 @pytest.fixture
 def variants(request, monkeypatch):
     """Makes the kernels of each set of instructions that this CPU has the current ones, in turn."""
-    request.addfinalizer(binding.library.cache_clear)
-    names = binding.VARIANTS
+    request.addfinalizer(compiled.library.cache_clear)
+    names = compiled.VARIANTS
     return lambda: (name for name in names if compiled_for(name, monkeypatch))
 
 
@@ -271,7 +272,11 @@ def test_choice_is_pytorchs(vocabulary, variant):
     decoder = SimpleNamespace(successor=successor, vocabulary=None, embedding=SimpleNamespace(tokens=successor.tokens))
     eager = TorchModel(SimpleNamespace(decoder=decoder, spec=None), EAGER)
     native = SimpleNamespace(
-        engine=binding.Engine(2), successor=successor, vocabulary=None, stack=SimpleNamespace(vocabulary=vocabulary)
+        engine=binding.Engine(2),
+        successor=successor,
+        vocabulary=None,
+        token_ids=None,
+        stack=SimpleNamespace(vocabulary=vocabulary),
     )
     prefix = Prefix()
     prefix.admit([Request(index, [EOS], 9) for index in range(3)])
@@ -431,9 +436,9 @@ def attended_together(queries, entries, heads, scale, sees):
     """The same of several queries in one call -> (N, D)."""
     given, (rows, positions) = torch.stack(list(queries)), zip(*sees)
     names = "from", "to", "sinks", "listed", "branch", "path"
-    told = binding.library().rows("SeenRow", **dict(zip(names, zip(*rows))))
+    told = compiled.library().rows("SeenRow", **dict(zip(names, zip(*rows))))
     listed, result = binding.integers(*positions), torch.empty_like(given)
-    binding.library().specdec_attend(
+    compiled.library().specdec_attend(
         len(given), given.size(1), heads, scale, given.data_ptr(), entries.data_ptr(), entries.stride(0),
         binding.start(told), binding.start(listed), result.data_ptr(),
     )  # fmt: skip

@@ -8,10 +8,10 @@ from conftest import ROOT
 from support import EOS, SYMBOLS, WORDS, check_balance, finished, sentences
 from test_kernels import DTYPES, KERNEL_SHAPES, on_kernels, variant, wide_drafter, wide_verifier  # noqa: F401
 
+from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.assembly import assemble
-from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
@@ -23,7 +23,7 @@ from specdec_plugins.decoding.values import Outcome, Plan, Request, Want
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import load_folder
 
-pytestmark = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
+pytestmark = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
 
 
 class Repeated:

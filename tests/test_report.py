@@ -109,4 +109,4 @@ def test_matplotlib_is_asked_for(command, monkeypatch, capsys):
     monkeypatch.setattr(benchmark, "find_spec", lambda name: None)
     assert benchmark.main(command) == 2
     error = capsys.readouterr().err
-    assert "--report requires matplotlib, which is not installed: pip install" in error and error.count("\n") == 1
+    assert "--report requires matplotlib, which is not installed; run: " in error and error.count("\n") == 1

@@ -17,7 +17,7 @@ from conftest import run_python
 from fuzz_folders import SIZE
 from safetensors.torch import load_file, save_file
 
-from specdec_plugins.decoding.backends.cpu import binding
+from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY
 from specdec_plugins.decoding.roles import Traits
 from specdec_plugins.decoding.values import Distribution, Draft
@@ -27,7 +27,7 @@ from specdec_plugins.settings import Settings
 from specdec_plugins.text.bpe import Bpe
 from specdec_plugins.translator import Translator
 
-WITH_KERNELS = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
+WITH_KERNELS = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
 
 
 @pytest.fixture(scope="module")

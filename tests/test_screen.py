@@ -16,14 +16,13 @@ from test_kernels import variant  # noqa: F401
 from test_native_loop import both, controllers, requests_of
 from test_native_loop import run as native_run
 
-from specdec_plugins.decoding import native
+from specdec_plugins.decoding import compiled, native
 from specdec_plugins.decoding.assembly import assemble
-from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.cpu import model as cpu
 from specdec_plugins.decoding.backends.cpu.binding import TILE, Engine, NativeLinear, Screen, Stack
 from specdec_plugins.decoding.options import Sampling
 
-pytestmark = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
+pytestmark = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
 WIDTH, RANK, EXACT = 64, 32, 16  # EXACT: panels, as in forward.h
 LARGE, SMALL = 40 * TILE + 7, 9 * TILE + 1  # vocabularies, of more panels and of fewer
 
@@ -105,7 +104,7 @@ def test_weights_whose_squares_are_no_numbers(scale):
 def roles(monkeypatch):
     """A random pair whose drafter has a screen, and tokens whose logits it approximates."""
     monkeypatch.setattr(
-        cpu, "screen_of", lambda side, dtype: Screen(side.projection, side.bias, RANK) if dtype == "int4" else None
+        cpu, "screen_of", lambda side, dtype, *library: Screen(side.projection, side.bias, RANK) if dtype == "int4" else None
     )
 
     def make(threads=1):

@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT
 
 from specdec_plugins import AsyncTranslator, Translator
-from specdec_plugins.decoding.backends.cpu.binding import library
+from specdec_plugins.decoding.compiled import library
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.serving import garbage
 from specdec_plugins.serving.calls import Call, Calls

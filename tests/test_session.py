@@ -31,9 +31,9 @@ from support import (
 )
 from test_kernels import KERNEL_SHAPES, on_kernels, wide_verifier
 
+from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import PATIENCE, BoundedAdmission
-from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.sources import Slots
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.drafters import Rows
@@ -46,7 +46,7 @@ from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Draft, Request
 from specdec_plugins.decoding.verifier import ModelVerifier
 
-KERNELS = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
+KERNELS = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
 
 
 @pytest.fixture(scope="module")

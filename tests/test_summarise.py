@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from argparse import Namespace
@@ -19,6 +20,7 @@ from test_trees import KERNELS
 
 from specdec_plugins.commands import pack, score, translate
 from specdec_plugins.decoding.constraints import Repeats, repeat_table, repeated
+from specdec_plugins.extras import install_command
 from specdec_plugins.formats import checkpoint
 from specdec_plugins.text import byte_level
 from specdec_plugins.text.byte_level import ALPHABET, ByteLevel
@@ -107,7 +109,7 @@ def test_without_the_library_there_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     path = tmp_path / "codes"
     path.write_text("Ġ t\n", encoding="utf-8")
-    with pytest.raises(ImportError, match=r'pip install "specdec-seq2seq\[summarisation\]"'):
+    with pytest.raises(ImportError, match=re.escape(install_command("summarisation"))):
         load_codes("byte-level", path)
     assert load_tokenizer("byte-level", "en").tokenize(" a  b ") == "a b"
 

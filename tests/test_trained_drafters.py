@@ -15,10 +15,9 @@ from test_native_loop import both, controllers, requests_of
 from test_native_loop import run as native_run
 
 from specdec_plugins.criterions.drafter_loss import DrafterLoss
-from specdec_plugins.decoding import assembly, drafters, native
+from specdec_plugins.decoding import assembly, compiled, drafters, native
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
-from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.drafters import draft_in_turn
@@ -46,7 +45,7 @@ WIDE = {
     "encoder_embed_dim": 32, "decoder_embed_dim": 32, "encoder_ffn_embed_dim": 64, "decoder_ffn_embed_dim": 64,
     "encoder_attention_heads": 2, "decoder_attention_heads": 4,
 }  # fmt: skip
-needs_kernels = pytest.mark.skipif(not binding.library(), reason="no kernels for this machine")
+needs_kernels = pytest.mark.skipif(not compiled.library(), reason="no kernels for this machine")
 backends = pytest.mark.parametrize(
     "dtype", ["float64", *(pytest.param(dtype, marks=needs_kernels) for dtype in ("float32", "int8"))]
 )

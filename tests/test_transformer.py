@@ -25,6 +25,7 @@ from specdec_plugins.decoding.values import Draft, Request, Source, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.checkpoint import CheckpointError
+from specdec_plugins.formats.positions import sinusoidal
 
 NORMS = "post-norm", "pre-norm", "learned"
 MORE_SHAPES = {
@@ -117,6 +118,17 @@ def test_logits_are_fairseqs(shape, single):
     dtype, error = (torch.float32, 1e-4) if single else (torch.float64, 1e-9)
     model, args = make_shaken(dtype=dtype, **MORE_SHAPES[shape])
     assert_same_logits(model, load((model, args), dtype=dtype)[0], error)
+
+
+def test_position_tables_are_fairseqs():
+    """To the last bits of float32: of a sine, and of an angle, which is up to 1,024."""
+    make_verifier()  # so that conftest has kept fairseq's
+    from fairseq.modules import SinusoidalPositionalEmbedding
+
+    for rows, width in ((1026, 512), (300, 64), (40, 21)):
+        ours, theirs = sinusoidal(rows, width, 1), SinusoidalPositionalEmbedding.theirs(rows, width, 1)
+        errors = (ours - theirs).abs()
+        assert errors.max() < 2**-13 and (errors < 2**-22).float().mean() > 0.98, (rows, width)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

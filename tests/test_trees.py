@@ -32,6 +32,7 @@ from tapes import Tapes
 from test_kernels import KERNEL_SHAPES, ROLES, on_kernels, variant, wide_drafter, wide_verifier  # noqa: F401
 
 from specdec_plugins import Translator
+from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.candidates import branch, candidates_of
 from specdec_plugins.decoding.backends.cpu import binding
@@ -54,7 +55,7 @@ from specdec_plugins.decoding.trees import TreeDraft, depths, grow, path_to
 from specdec_plugins.decoding.values import Plan, Request, Source
 from specdec_plugins.decoding.verifier import ModelVerifier
 
-KERNELS = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
+KERNELS = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
 BACKENDS = ["float64", *(pytest.param(dtype, marks=KERNELS) for dtype in binding.DTYPES)]
 
 

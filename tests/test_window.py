@@ -11,7 +11,7 @@ from tapes import Tapes
 from test_kernels import DTYPES, on_kernels, wide_verifier
 
 from specdec_plugins import Translator
-from specdec_plugins.decoding.backends.cpu import binding
+from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.backends.reading import Reading, Visible
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.budget import around, likeliest
@@ -23,7 +23,7 @@ from specdec_plugins.decoding.values import Draft, Request, Source, Verdict, Wan
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.settings import Settings
 
-KERNELS = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
+KERNELS = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
 WHOLE = 64  # positions: more than any source or output here has
 BUDGETS = [Budget(positions, sinks, choice) for choice in CHOICES for positions, sinks in ((1, 0), (6, 2), (WHOLE, 4))]
 
@@ -76,7 +76,7 @@ def test_exact_on_the_kernels(dtype):
 def backends():
     """A model in float64 on PyTorch, and others on the kernels."""
     yield load(wide_verifier(**SHAPES["pre-norm"]), dtype=torch.float64)[0]
-    if binding.library():
+    if compiled.library():
         for dtype in DTYPES:
             yield on_kernels(wide_verifier(**SHAPES["pre-norm"]), dtype=dtype)[0]
 

@@ -94,10 +94,10 @@ class Parser(argparse.ArgumentParser):
 
 
 class Version(argparse.Action):
-    """Prints the version and the kernels, which PyTorch must be loaded for."""
+    """Prints the version and the kernels that this machine has."""
 
     def __call__(self, parser, namespace, values, option_string=None) -> None:
-        from specdec_plugins.decoding.backends.cpu.binding import available
+        from specdec_plugins.decoding.compiled import available
 
         try:
             names = available()

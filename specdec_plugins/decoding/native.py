@@ -15,10 +15,11 @@ import torch
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.candidates import numbered
-from specdec_plugins.decoding.backends.cpu.binding import Buffer, address, integers, kernels, start
+from specdec_plugins.decoding.backends.cpu.binding import Buffer, address, integers, start
 from specdec_plugins.decoding.backends.cpu.model import CpuModel, NativeHeads
 from specdec_plugins.decoding.backends.cpu.passes import NativeRepeats, NativeSampling, successor_tables
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
+from specdec_plugins.decoding.compiled import kernels
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.drafters import CachedRows
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter

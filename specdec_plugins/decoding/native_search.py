@@ -9,9 +9,10 @@ from ctypes import byref
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
-from specdec_plugins.decoding.backends.cpu.binding import integers, kernels, start
+from specdec_plugins.decoding.backends.cpu.binding import integers, start
 from specdec_plugins.decoding.backends.cpu.model import CpuModel
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
+from specdec_plugins.decoding.compiled import kernels
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.elementary import power
 from specdec_plugins.decoding.options import STOPPING, Beam

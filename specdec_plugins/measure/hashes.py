@@ -62,7 +62,7 @@ def known(model: str) -> Hashes:
 
 def comparison(model: str, pair: "Pair", lines: Sequence[str]) -> str:
     """A line that says whether this machine gives the committed tokens and scores."""
-    from specdec_plugins.decoding.backends.cpu.binding import library
+    from specdec_plugins.decoding.compiled import library
 
     if (best := library()) is None:
         return (

@@ -40,7 +40,7 @@ def machine(device: str = "cpu", kernels: str | None = None) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(device)
         on = {"gpu": properties.name, "gpu_mib": properties.total_memory >> 20, "cuda": torch.version.cuda}
     else:
-        from specdec_plugins.decoding.backends.cpu.binding import chosen
+        from specdec_plugins.decoding.compiled import chosen
 
         on = {"kernels": found.name if (found := chosen(kernels)) else "none"}
     return {

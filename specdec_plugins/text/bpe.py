@@ -10,6 +10,7 @@ from specdec_plugins.text.reversible import code_point
 from specdec_plugins.text.words import CONTINUED
 
 VERSIONS = ("0.1", "0.2")  # of codes
+LOCK = Lock()  # a server encodes on two threads, and subword-nmt is not made for that
 
 
 class Bpe:
@@ -37,7 +38,6 @@ class Bpe:
         except ValueError as error:  # from the version number
             raise ValueError(f"{codes}: not a BPE codes file ({error})") from None
         self._split: dict[str, str] = {}
-        self._lock = Lock()  # a server encodes on two threads
 
     def apply(self, line: str) -> str:
         """Split the tokens of a line into subwords, all but the last of a word ending in ``@@``."""
@@ -47,7 +47,7 @@ class Bpe:
         return " ".join(self._split.get(word) or self._apply(word) for word in words if word)
 
     def _apply(self, word: str) -> str:
-        with self._lock:
+        with LOCK:
             self.bpe.cache.clear()  # subword-nmt's own never evicts
             subwords = " ".join(self.bpe.segment_tokens([word]))
         self._split[word] = subwords if self.symbols is None else " ".join(spelled(subwords, self.symbols))

@@ -1,4 +1,4 @@
-"""The compiled CPU kernels (``csrc/``) in Python: the library, the objects that it allocates, and arguments for its functions.
+"""The compiled CPU kernels (``csrc/``) in Python: the objects that the library allocates, and arguments for its functions.
 
 ``csrc/api.cpp`` documents the functions. Tensors are contiguous float32 on the CPU, and the caller keeps the memory of every
 address alive until the call returns.
@@ -7,30 +7,21 @@ B rows, D width, V vocabulary, O outputs, I inputs.
 """
 
 import ctypes
-import hashlib
 import math
 import os
-import re
 import weakref
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from ctypes import c_char_p, c_double, c_float, c_int, c_int64, c_void_p
-from functools import cache, partial
+from collections.abc import Iterable, Iterator, Sequence
+from ctypes import c_void_p
 from itertools import chain
-from operator import not_
-from pathlib import Path
-from struct import pack
 from threading import local
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.options import KERNELS
+from specdec_plugins.decoding.compiled import Library, kernels
 from specdec_plugins.formats.files import Mapped
 
-SOURCES = Path(__file__).parent / "csrc"  # in checkouts
-VARIANTS: tuple[str, ...] = KERNELS
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # of weights
 KINDS = {**DTYPES, "int4": 3}  # of linear layers; only drafters are int4
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.5}
@@ -42,115 +33,6 @@ WIDENED = 1 << 20  # weights that are packed, and widened to float32 for it, at 
 TILE = 32  # outputs computed together; all widths except the vocabulary's are multiples of it
 
 Pair = tuple[Tensor, Tensor]  # a norm's weight and bias
-
-SCALARS = {"int": c_int, "int64_t": c_int64, "float": c_float, "double": c_double}
-
-
-@cache
-def sources_hash(folder: Path) -> str:
-    """A hash of the kernels' sources, which setup.py compiles into them."""
-    paths = sorted(path for path in folder.rglob("*") if path.suffix in (".h", ".cpp"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
-
-
-class Library(ctypes.CDLL):
-    """Compiled kernels. ``name`` is their instruction set, ``structs`` their C structs by name, as ctypes types; pointers in them
-    are addresses. Structs are the same for all instruction sets, objects and their addresses are not.
-    """
-
-    name: str
-    structs: dict[str, Any]
-
-    def rows(self, name: str, **columns: Iterable[float]) -> array:
-        """An array of the struct ``name``, whose fields all have 8 bytes, from a column of numbers for each field."""
-        fields = self.structs[name]._fields_
-        numbers = chain.from_iterable(zip(*(columns.pop(field) for field, _ in fields), strict=True))
-        assert not columns, f"{name} has no {', '.join(columns)}"
-        form = "".join("d" if kind is c_double else "q" for _, kind in fields)
-        if "d" not in form:
-            return array("q", numbers)
-        values = list(numbers)
-        return array("q", pack(form * (len(values) // len(form)), *values))
-
-    def declare(self) -> None:
-        """Give ctypes the structs and functions as the library's own source text declares them: see exported.h."""
-        self.structs, text = {}, self.specdec_declarations
-        text.restype = c_char_p
-        for result, name, body in re.findall(r"^(\S+) (\w+){(.*)}$", text().decode(), re.MULTILINE):
-            if result == "struct":
-                fields = self._fields(body.split(";")[:-1])
-                self.structs[name] = type(name, (ctypes.Structure,), {"__slots__": (), "_fields_": fields})
-                continue
-            function = getattr(self, f"specdec_{name}")
-            function.argtypes = [kind for _, kind in self._fields(body.split(","))]
-            function.restype = None if result == "void" else c_int if result == "int" else c_void_p
-            if result != "void":
-                function.errcheck = partial(check_memory, *(("a pass", bool) if result == "int" else ("weights", not_)))
-
-    def _fields(self, declarations: Iterable[str]) -> list[tuple[str, Any]]:
-        """Name and type of each field or parameter; a declaration may have several."""
-        fields = []
-        for declaration in declarations:
-            kind, names = re.findall(r"^\s*(?:const )?(\w+)(.*)$", declaration)[0]
-            for name in names.split(","):
-                fields.append((name.strip(" *"), c_void_p if "*" in name else SCALARS.get(kind) or self.structs[kind]))
-        return fields
-
-
-def sources_of(library: ctypes.CDLL) -> str | None:
-    """The hash of the sources that a library was compiled from; None if it does not say."""
-    if not hasattr(library, "specdec_sources"):
-        return None
-    library.specdec_sources.restype = c_char_p
-    return library.specdec_sources().decode()
-
-
-def check_memory(what: str, failed: Callable[[Any], bool], result: Any, function: Callable, arguments: tuple) -> Any:
-    if failed(result):
-        raise MemoryError(f"too little memory for {what} on the CPU kernels")
-    return result
-
-
-@cache
-def library(name: str | None = None) -> Library | None:
-    """The kernels for an instruction set, by default the best that this CPU supports; None if this CPU does not support it or
-    they were not compiled.
-
-    Raises ImportError for a library compiled from other sources.
-    """
-    if name is None:
-        return next((found for found in map(library, VARIANTS) if found), None)
-    for path in Path(__file__).parent.glob(f"_kernels_{name}.*"):
-        found = Library(str(path))
-        if SOURCES.is_dir() and sources_of(found) != sources_hash(SOURCES):
-            raise ImportError(f"{path} was compiled from other sources: run `pip install -e .` in a checkout, or reinstall")
-        if found.specdec_supported():
-            found.declare()
-            found.name = name
-            return found
-    return None
-
-
-def available() -> list[str]:
-    """The instruction sets that this machine can run, best first."""
-    return [name for name in VARIANTS if library(name)]
-
-
-def chosen(name: str | None) -> Library | None:
-    """As `library`, but raises ValueError for a named instruction set that this machine cannot run."""
-    found = library(name)
-    if found is None and name is not None:
-        compiled = any(Path(__file__).parent.glob(f"_kernels_{name}.*"))
-        reason = "this CPU lacks these instructions" if compiled else "they were not compiled"
-        raise ValueError(f"kernels for {name} cannot run here: {reason}; available: {', '.join(available()) or 'none'}")
-    return found
-
-
-def kernels() -> Library:
-    """The same, for models on the kernels, which cannot be None."""
-    found = library()
-    assert found is not None, "no kernels were compiled for this machine"
-    return found
 
 
 class Handle:

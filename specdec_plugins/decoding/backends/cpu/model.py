@@ -18,14 +18,12 @@ from specdec_plugins.decoding.backends.cpu.binding import (
     TILE,
     Buffer,
     Engine,
-    Library,
     NativeLinear,
     Screen,
     Stack,
     address,
     floats,
     integers,
-    library,
     mapped,
     start,
 )
@@ -34,6 +32,7 @@ from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.sources import Sources
 from specdec_plugins.decoding.backends.torch.transformer import Decoder, Encoder, Linear, Norm, Transformer
+from specdec_plugins.decoding.compiled import Library, library
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Source
 

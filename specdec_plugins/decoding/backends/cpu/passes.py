@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.backends.candidates import CANDIDATES, branch, candidates_of, numbered
-from specdec_plugins.decoding.backends.cpu.binding import address, floats, integers, kernels, start
+from specdec_plugins.decoding.backends.cpu.binding import address, floats, integers, start
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.backends.reading import NOT_WANTED, Reading
+from specdec_plugins.decoding.compiled import kernels
 from specdec_plugins.decoding.constraints import Bounds, Repeats
 from specdec_plugins.decoding.options import Beam, Tolerance
 from specdec_plugins.decoding.prefix import Prefix

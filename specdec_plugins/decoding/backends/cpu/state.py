@@ -6,8 +6,8 @@ from ctypes import Structure
 import torch
 
 from specdec_plugins.decoding.backends.cache import KVCache
-from specdec_plugins.decoding.backends.cpu.binding import kernels
 from specdec_plugins.decoding.backends.sources import Slots, Sources
+from specdec_plugins.decoding.compiled import kernels
 from specdec_plugins.decoding.values import Source
 
 
