@@ -19,8 +19,10 @@ X86 = {
     "amx": [*AVX512, "-mamx-tile", "-mamx-int8"], "avx512": AVX512, "avxvnni": [*AVX2, "-mavxvnni"], "avx2": AVX2,
 }  # fmt: skip
 INSTRUCTION_SETS = {**(X86 if platform.machine() in ("x86_64", "AMD64") else {}), "generic": []}
-# Python's own flags ask for debug information, a quarter of the time; flags of your own may want it.
-SHORTER = [] if os.environ.get("CFLAGS") else ["-g0"]
+# Python's own flags ask for debug information, a quarter of the time; flags of your own may want it. Sanitized code is compiled
+# with few optimisations: with all of them it takes two and a half times as long.
+OWN = os.environ.get("CFLAGS", "")
+USUAL = ["-O1" if "-fsanitize" in OWN else "-O3", *([] if OWN else ["-g0"])]
 KERNELS_SOURCE = Path("specdec_plugins/decoding/backends/cpu/csrc")
 PATHS = sorted(path for path in (HERE / KERNELS_SOURCE).rglob("*") if path.suffix in (".h", ".cpp"))
 SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in PATHS)).hexdigest()[:16]  # as binding.py compares
@@ -30,7 +32,7 @@ KERNELS = [
         [str(KERNELS_SOURCE / "api.cpp")],
         depends=[str(path.relative_to(HERE)) for path in PATHS],
         define_macros=[("SPECDEC_SOURCES", f'"{SOURCES}"')],
-        extra_compile_args=["-std=c++20", "-O3", "-ffp-contract=off", "-pthread", *SHORTER, *flags],
+        extra_compile_args=["-std=c++20", "-ffp-contract=off", "-pthread", *USUAL, *flags],
         language="c++",
         optional=True,
     )

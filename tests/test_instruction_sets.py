@@ -264,15 +264,15 @@ def test_models_on_different_kernels_in_one_process(request):
     assert all(each == found[0] for each in found)
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_kernels_that_cannot_run_are_refused_in_a_line(compiled, monkeypatch, capsys, tmp_path):
+@pytest.mark.parametrize("there", [True, False])
+def test_kernels_that_cannot_run_are_refused_in_a_line(there, monkeypatch, capsys, tmp_path):
     found = compiled.library
     monkeypatch.setattr(compiled, "library", lambda name=None: None if name == "avx512" else found(name))
-    if not compiled:
-        monkeypatch.setattr(compiled, "__file__", str(tmp_path / "binding.py"))
+    if not there:
+        monkeypatch.setattr(compiled, "FOLDER", tmp_path)
     model_and_text = ["--model", str(ROOT / "data/demo.en-de"), str(ROOT / "data/demo.txt")]
     assert translate.main(["--kernels", "avx512", *model_and_text]) == 1
-    reason = "this CPU lacks these instructions" if compiled else "they were not compiled"
+    reason = "this CPU lacks these instructions" if there else "they were not compiled"
     err = capsys.readouterr().err
     assert err.startswith(f"specdec-translate: error: kernels for avx512 cannot run here: {reason}; available: ")
     assert err.count("\n") == 1 and "generic" in err
