@@ -5,8 +5,7 @@
 Every cell (data type, strategy, batch size) decodes the same sentences with both checkouts in turn, in alternating order. Its
 figure is the median of the rounds' ratios, base seconds over ours (above 1: this checkout is faster), with a bootstrap interval.
 The last line has the geometric mean over cells; the status is 1 if outputs differ. Each checkout compiles its kernels and runs in
-its own processes. Sentences are split into subwords once, so that times are those of decoding calls. Nothing else should run on the
-machine.
+its own processes. Sentences are split into subwords once, so that times are those of decoding calls. Nothing else should run.
 """
 
 import argparse
