@@ -32,7 +32,7 @@ def readable(*paths: AnyPath | None) -> None:
 
 
 def folder(path: AnyPath | None) -> None:
-    """Raise OSError if the folder is missing; None stands for none."""
+    """Raise OSError if the folder, if one is given, is missing."""
     if path is not None:
         os.stat(path)
         _require(os.path.isdir(path), errno.ENOTDIR, path)

@@ -138,7 +138,7 @@ def chosen(name: str | None) -> Library | None:
 
 
 def kernels() -> Library:
-    """The same, for models on the kernels, which cannot be None."""
+    """The best kernels, for code that runs only where there are some."""
     found = library()
     assert found is not None, "no kernels were compiled for this machine"
     return found

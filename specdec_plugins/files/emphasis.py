@@ -47,7 +47,7 @@ def merged(pieces: Pieces) -> Pieces:
 
 
 def ended(pieces: Pieces, closing: Collection[int]) -> Pieces:
-    """The pieces with the white space before closing tags behind them, and before a word the punctuation too."""
+    """Moves white space, and punctuation where a word follows, from before closing tags to behind them."""
     found: Pieces = []
     for piece, following in zip(pieces, [*pieces[1:], ""]):
         text = found[-1] if found and piece in closing else None

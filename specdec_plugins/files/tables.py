@@ -38,7 +38,7 @@ def spans(source: str, options: Options, separator: str) -> Iterator[Span]:
 
 
 class Single:
-    """Notes whether all rows have one field, each with as many of another character, without a space behind it: the separator."""
+    """Detects a wrong separator: every row has one field, and in each another separator occurs equally often."""
 
     def __init__(self) -> None:
         self.rows, self.counts = 0, {other: set[int]() for other in OTHERS}

@@ -94,8 +94,8 @@ def certify(
     original: str, folder: str, lines: Sequence[str] | None = None, source_lang: str | None = None,
     target_lang: str | None = None, step: Callable[[str, float], None] = lambda what, done: None,
 ) -> Certificate:  # fmt: skip
-    """Compare ``folder`` with transformers' reading of the ``original``. ``step`` is told what is done next, and the part of the
-    work, up to 1, that is done. Raises ValueError or ImportError."""
+    """Compare ``folder`` with transformers' reading of the ``original``. ``step`` receives the next phase and the
+    fraction of the work that is done. Raises ValueError or ImportError."""
     step("loading transformers and the model", 0.0)
     transformers, pair = library(), load_folder(folder)
     lines = list(read_lines(LINES)) if lines is None else lines

@@ -1,5 +1,5 @@
-"""When Python looks for cyclic garbage among all objects. That holds the interpreter lock, and so every request, for 50 ns per
-object: up to a second while large files are translated. So it happens while there are none.
+"""When Python collects cyclic garbage among all objects. A full collection holds the interpreter lock, and so every request, for
+50 ns per object: up to a second while large files are translated. It therefore waits until no large call runs.
 """
 
 import asyncio
