@@ -35,7 +35,7 @@ from pathlib import Path
 from specdec_plugins import Translator
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.settings import Settings
-subwords = {"tokenized" if "tokenized" in inspect.signature(Translator.translate).parameters else "bpe": True}
+subwords = {"bpe" if "bpe" in inspect.signature(Translator.translate).parameters else "tokenized": True}
 model, dtype, strategy, threads, kernels = sys.argv[1:6]
 name, _, block = strategy.partition("-")
 more = {"block_size": int(block)} if block else {}
