@@ -29,17 +29,19 @@ tied-embeddings-all: true
 
 
 def marian_of(
-    model: Model, dtype: str, threads: int, banned: tuple[int, ...] = (), factor: float = 8
+    model: Model, dtype: str, threads: int, banned: tuple[int, ...] = (), factor: float = 8, kernels: str | None = None
 ) -> Callable[[list[list[int]], int], list[list[int]]]:
     """Greedy decoding by Marian, in float32 or with its own 8-bit products. Sources end with eos, outputs do not.
 
     Outputs have at most ``factor`` times their source's tokens. ``banned`` tokens are never written, eos among them.
+    ``kernels``: see `limit_peers`.
     """
     from pymarian import Translator
 
     with tempfile.TemporaryDirectory() as folder:
         write(model, Path(folder), banned)
-        products = "" if dtype == "float32" else " --optimize --gemm-type packed8"
+        packed = "packed8avx2" if kernels == "avx2" else "packed8"
+        products = "" if dtype == "float32" else f" --optimize --gemm-type {packed}"
         translator = Translator(
             f"-m {folder}/model.npz -v {folder}/vocab.yml {folder}/vocab.yml --cpu-threads {threads} -b 1 --normalize 0 "
             f"--skip-cost --mini-batch 64 --maxi-batch 1 --max-length-factor {factor} --workspace 512 --quiet{products}"

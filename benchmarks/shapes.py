@@ -30,8 +30,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from specdec_plugins.cpus import usable_cpus  # noqa: E402
+from specdec_plugins.decoding.options import KERNELS  # noqa: E402
 from specdec_plugins.measure.machine import machine  # noqa: E402
-from specdec_plugins.measure.systems import DTYPES, GPU_DTYPES, ctranslate2_of  # noqa: E402
+from specdec_plugins.measure.systems import DTYPES, GPU_DTYPES, ctranslate2_of, limit_peers  # noqa: E402
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,6 +81,7 @@ def main() -> int:
     parser.add_argument("--sentences", type=int, default=64, help="at least as many as the batch size are decoded")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=usable_cpus())
+    parser.add_argument("--kernels", choices=KERNELS, help="for an instruction set, as the others' (default: each one's best)")
     options = parser.parse_args()
     known = DTYPES if options.device == "cpu" else GPU_DTYPES
     options.dtypes = options.dtypes or (["float32", "int8"] if options.device == "cpu" else ["float16"])
@@ -89,7 +91,7 @@ def main() -> int:
         if missing := [package for package in SYSTEMS[system] if find_spec(package) is None]:
             print(f"left out: {system}, which needs {' and '.join(missing)} (extras: train, bench)", file=sys.stderr)
             options.systems.remove(system)
-    signature = {**machine(options.device), **vars(options)}
+    signature = {**vars(options), **machine(options.device, options.kernels)}
     rows = measure(options)
     print(json.dumps({"benchmark": "shapes", "rows": rows, "signature": signature}))
     return 0
@@ -191,6 +193,7 @@ def prepare(options: argparse.Namespace, system: str, dtype: str, kind: str) -> 
 
     logging.disable(logging.WARNING)
     global decode
+    limit_peers(options.kernels)
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
         pair = make_pair(options, Path(folder))
@@ -239,7 +242,7 @@ def marian(pair: "Pair", dtype: str, kind: str, options: argparse.Namespace) -> 
     from marian_model import marian_of
 
     # Its token 0 ends outputs: banned, they end at a limit that counts the source's eos.
-    translate = marian_of(pair.verifier, dtype, int(kind), (0,), (OUTPUT - 1) / SOURCE)
+    translate = marian_of(pair.verifier, dtype, int(kind), (0,), (OUTPUT - 1) / SOURCE, options.kernels)
 
     def decode(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
         began = time.perf_counter()
@@ -266,7 +269,7 @@ def ours(pair: "Pair", dtype: str, block: str, options: argparse.Namespace) -> D
         beam, shortest, groups.replay = Beam(options.beam), OUTPUT - 1, replaying(REPLAYED[options.beam])
     made = (pair.verifier, pair.drafter) if beam else predictable(pair)
     known = int(options.drafted * options.vocabulary) - FIRST  # tokens with a successor
-    drafter, verifier = assemble(made[0], made[1] if block != "0" else None, device, dtype, options.threads)
+    drafter, verifier = assemble(made[0], made[1] if block != "0" else None, device, dtype, options.threads, options.kernels)
     controller: Controller = FixedLength(0 if block == "auto" else int(block))
     if block == "auto":
         controller = Throughput(pair.block_size, confident=drafter.traits.confident, searches=beam is not None)

@@ -41,14 +41,10 @@ class Library(ctypes.CDLL):
 
     def rows(self, name: str, **columns: Iterable[float]) -> array:
         """An array of the struct ``name``, whose fields all have 8 bytes, from a column of numbers for each field."""
-        fields = self.structs[name]._fields_
-        numbers = chain.from_iterable(zip(*(columns.pop(field) for field, _ in fields), strict=True))
-        assert not columns, f"{name} has no {', '.join(columns)}"
-        form = "".join("d" if kind is c_double else "q" for _, kind in fields)
-        if "d" not in form:
-            return array("q", numbers)
-        values = list(numbers)
-        return array("q", pack(form * (len(values) // len(form)), *values))
+        fields, form, whole = form_of(self.structs[name])
+        numbers = [*chain.from_iterable(zip(*map(columns.__getitem__, fields), strict=True))]
+        assert len(columns) == len(fields), f"{name} has no {', '.join(columns.keys() - {*fields})}"
+        return array("q", numbers if whole else pack(form * (len(numbers) // len(fields)), *numbers))
 
     def declare(self) -> None:
         """Give ctypes the structs and functions as the library's own source text declares them: see exported.h."""
@@ -63,6 +59,14 @@ class Library(ctypes.CDLL):
             function.restype = None if result == "void" else c_int if result == "int" else c_void_p
             if result != "void":
                 function.errcheck = partial(check_memory, *(("a pass", bool) if result == "int" else ("weights", not_)))
+
+
+@cache
+def form_of(struct: Any) -> tuple[tuple[str, ...], str, bool]:
+    """The fields of a row, their codes in `array` and `struct`, and whether all are whole numbers."""
+    codes = {c_double: "d"}
+    form = "".join(codes.get(kind, "q") for _, kind in struct._fields_)
+    return tuple(name for name, _ in struct._fields_), form, "d" not in form
 
 
 DECLARATION = re.compile(r"^(\S+) (\w+){(.*)}$", re.MULTILINE)

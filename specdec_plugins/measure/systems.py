@@ -3,6 +3,7 @@
 Only decoding is timed: sources are token ids, and outputs are assembled afterwards.
 """
 
+import os
 import tempfile
 import time
 from collections import Counter
@@ -129,6 +130,7 @@ class CTranslate2:
     a text's batches, sorted by length."""
 
     def __init__(self, system: System, pair: "Pair", mix: Mix, sources: Sources):
+        limit_peers(system.kernels)
         self.sources = [pair.source.tokens(source[:-1]) for source in sources]
         self.translator = ctranslate2_of(pair, system.dtype, mix.threads, mix.workers, system.device)
 
@@ -164,6 +166,18 @@ def count_steps(hypotheses: Iterable["Hypothesis"]) -> tuple[Counter[int], Count
         drafted.update(range(min(POSITIONS, len(step.drafted))))
         accepted.update(range(min(POSITIONS, step.accepted)))
     return drafted, accepted, committed
+
+
+# What keeps other programs from using more than AVX2: CTranslate2 and its products (MKL, oneDNN), Marian
+PEERS_ON_AVX2 = {
+    "CT2_FORCE_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2", "INTGEMM_CPUID": "AVX2"
+}  # fmt: skip
+
+
+def limit_peers(kernels: str | None) -> None:
+    """Keep CTranslate2 and Marian, which this process has not loaded yet, to AVX2 if our kernels are."""
+    if kernels == "avx2":
+        os.environ.update(PEERS_ON_AVX2)
 
 
 def ctranslate2_of(pair: "Pair", dtype: str, threads: int, workers: int = 1, device: str = "cpu") -> Any:

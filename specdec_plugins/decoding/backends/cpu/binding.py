@@ -25,8 +25,8 @@ from specdec_plugins.formats.files import Mapped
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # of weights
 KINDS = {**DTYPES, "int4": 3}  # of linear layers; only drafters are int4
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.5}
-# Products are sums of 32 bits: of inputs up to 255 times sixteenfold weights up to 7, of inputs and weights up to 127.
-MOST_INPUTS = {"int4": (2**31 - 1) // (255 * 16 * 7), "int8": (2**31 - 1) // (127 * 127)}
+# Sums of products have 32 bits: of inputs up to 127 and weights up to 127, or up to 7, of which products see 16 times as much.
+MOST_INPUTS = {"int4": (2**31 - 1) // (127 * 16 * 7), "int8": (2**31 - 1) // (127 * 127)}
 ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_tanh": 2, "swish": 3}
 TABLES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # data types of embeddings that passes read
 WIDENED = 1 << 20  # weights that are packed, and widened to float32 for it, at a time
@@ -109,7 +109,7 @@ class NativeLinear(Handle):
             own = None if biases is None else biases[first : first + len(part)]
             self.library.specdec_pack(self.pointer, address(part), address(own), first, len(part))
         padded = -(-self.outputs // TILE) * TILE
-        self.weight_bytes = padded * int(self.inputs * WEIGHT_BYTES[dtype] + 12)  # 12: bias, scale and offset
+        self.weight_bytes = padded * int(self.inputs * WEIGHT_BYTES[dtype] + 8)  # 8: bias and scale
 
     def __call__(self, engine: Engine, x: Tensor) -> Tensor:
         """(N, I) -> (N, O)"""

@@ -19,6 +19,7 @@ class SlottedState:
         self.targets = Slots()
         self.slots: list[int] = []  # each row's target slot
         self.held: list[int] = []
+        self._caches: tuple[tuple[int, ...], Structure] | None = None  # as of the last call
 
     def admit(self, source: Source) -> None:
         self.sources.admit(source)
@@ -29,8 +30,11 @@ class SlottedState:
         self.sources.encode()
 
     def caches(self) -> Structure:
-        """`Caches` in calls.h."""
-        return kernels().structs["Caches"](*self.cache.layout, *self.sources.cache.layout, self.cache.capacity)
+        """`Caches` in calls.h. Not to be changed."""
+        now = *self.cache.layout, *self.sources.cache.layout, self.cache.capacity
+        if self._caches is None or self._caches[0] != now:
+            self._caches = now, kernels().structs["Caches"](*now)
+        return self._caches[1]
 
     def placed(self) -> tuple[list[int], list[int], list[int]]:
         """Each row's target slot, source slot and source length."""

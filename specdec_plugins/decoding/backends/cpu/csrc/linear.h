@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <type_traits>
 #include <vector>
 
@@ -24,17 +25,24 @@ constexpr int C = TILE / W;  // vectors per row of a panel
 // Rows whose sums registers have room for: at most.
 constexpr int MAX_ROWS = VECTORS >= 32 ? 14 : 3;
 
-// A product's input rows: float32, and also quantised if the weights need it.
+// A product's input rows: float32, and also quantised if the weights need it. Where an instruction set multiplies exactly only
+// if neighbours are not too large together, four inputs that are get halved; the other halves are the row's rests.
 struct Input {
     std::vector<float> values;      // (N, I)
-    std::vector<uint8_t> prepared;  // (N, I), each of PREPARED bytes: integers from -127 to 127
+    std::vector<int8_t> prepared;   // (N, I), from -127 to 127
     std::vector<float> scale;       // (N,)
-    std::vector<int32_t> negative;  // (N,) the sum of the negative ones' magnitudes; kept where NEGATIVE
+    std::vector<int32_t> start;     // (N,) -128 times the sum of a row: what weights with 128 for zero make of it
+    std::vector<int8_t> rest;       // (N, I), four of each
+    std::vector<int32_t> rest_of;   // (N, I / 4) the number of their first input
+    std::vector<int32_t> rests;     // (N,) how many fours
 
     void resize(size_t rows, size_t inputs, bool quantised) {
         if (values.size() < rows * inputs) values.resize(rows * inputs);
-        if (quantised && prepared.size() < rows * inputs * PREPARED) prepared.resize(rows * inputs * PREPARED);
-        if (scale.size() < rows) scale.resize(rows), negative.resize(rows);
+        if (quantised && prepared.size() < rows * inputs) {
+            prepared.resize(rows * inputs);
+            if (SPLITS) rest.resize(rows * inputs), rest_of.resize(rows * inputs / 4);
+        }
+        if (scale.size() < rows) scale.resize(rows), start.resize(rows), rests.resize(rows);
     }
     void quantise(int row, int inputs, const float* x) {
         Floats most[2]{};  // two independent chains of comparisons; TILE inputs are two vectors
@@ -43,18 +51,32 @@ struct Input {
         const float bound = largest(maximum(most[0], most[1]));
         scale[row] = bound / 127;
         const float factor = bound > 0 ? 127 / bound : 0;
-        uint8_t* to = prepared.data() + size_t(row) * inputs * PREPARED;
-        Ints below{};
+        int8_t* to = prepared.data() + size_t(row) * inputs;
+        rests[row] = 0;
+        Ints total{};
         for (int i = 0; i < inputs; i += W) {
             // Rounded to the nearest, by truncating a positive number. What is no number counts as -127 everywhere.
             const Ints rounded = convert<int32_t>(fma(load(x + i), factor, 128.5f)), whole = maximum(rounded, 1) - 128;
-            prepare(to + i * PREPARED, whole);
-            if (NEGATIVE) below += select(whole < 0, -whole, 0);
+            prepare(to + i, whole);
+            total += whole;
+            if (crowded(to + i)) split(row, inputs, i);
         }
-        if (NEGATIVE) negative[row] = total_of(below);
+        start[row] = -128 * total_of(total);
     }
 
   private:
+    // Halves those fours of W inputs that have too large neighbours.
+    void split(int row, int inputs, int first) {
+        for (int i = first; i < first + W; i += 4) {
+            int8_t* four = prepared.data() + size_t(row) * inputs + i;
+            if (std::abs(four[0]) + std::abs(four[1]) <= MOST_OF_PAIR && std::abs(four[2]) + std::abs(four[3]) <= MOST_OF_PAIR)
+                continue;
+            const int number = rests[row]++;
+            rest_of[size_t(row) * inputs / 4 + number] = i;
+            int8_t* other = rest.data() + size_t(row) * inputs + 4 * number;
+            for (int each = 0; each < 4; ++each) other[each] = four[each] / 2, four[each] -= other[each];
+        }
+    }
     static int32_t total_of(Ints value) {
         int32_t all[W], total = 0;
         store(all, value);
@@ -83,7 +105,7 @@ INLINE Wide<float, N> fma(Same a, Wide<float, N> b, Wide<float, N> c) {
 // R rows times one panel -> to (R, TILE). The sums stay in registers only if their loops are unrolled early, hence the pragmas.
 // The remaining registers hold a panel's row of weights, or the inputs of a few rows.
 template <int R, class Weight>
-[[gnu::always_inline]] inline void product(const float* x, const int32_t*, int inputs, const Weight* w, float* to) {
+[[gnu::always_inline]] inline void product(const float* x, int inputs, const Weight* w, float* to) {
     Floats total[R][C] = {};
     constexpr bool many = MANY<R, float, Weight>;
     const bool fetches = many || PREFETCHES;  // a local, so that the compiler makes two loops of one
@@ -118,14 +140,14 @@ template <int R, class Weight>
 }
 
 // The weights of four inputs, of a panel's first 16 outputs and of the others; moves on.
-INLINE void take(const int8_t*& w, Ints& left, Ints& right) {
+INLINE void take(const uint8_t*& w, Ints& left, Ints& right) {
     left = load_wide<int32_t, W>(w), right = load_wide<int32_t, W>(w + 64);
     w += 128;
 }
-INLINE void take(const Int4*& w, Ints& left, Ints& right) {  // 16 times the first, and what both make together
+INLINE void take(const Int4*& w, Ints& left, Ints& right) {  // the first, and what both make together
     right = load_wide<int32_t, W>(w);
     if (HOLDS) hold(right);
-    left = (right << 4) & int32_t(0xf0f0f0f0);
+    left = right & 0x0f0f0f0f;
     w += 64;
 }
 // Adds the products of four inputs to each sum. Without `hold`, GCC keeps many rows' sums on the stack. A copy is held, because a
@@ -135,16 +157,20 @@ INLINE void add_products(Ints& sums, Quad inputs, Ints weights) {
     if (HOLDS) hold(sum);
     sums = sum;
 }
+// What the sums over int4 weights mean: 16 times the weights, as `Trailer::scale` has them, and 128 for zero, as int8 has it.
+template <class Weight>
+INLINE void separate(Ints& left, Ints& right) {
+    if constexpr (std::is_same_v<Weight, Int4>) right = right - left, left = left << 4;
+}
 
-// `negative`: of the rows, as in `Input`.
 template <int R, class Weight>
-[[gnu::always_inline]] inline void product(const uint8_t* x, const int32_t* negative, int inputs, const Weight* w, float* to) {
+[[gnu::always_inline]] inline void product(const int8_t* x, int inputs, const Weight* w, float* to) {
     constexpr int CHAINS = R == 1 ? ROW_CHAINS : 1;
     Ints total[CHAINS][R][2];
-    constexpr bool many = MANY<R, uint8_t, Weight>;
+    constexpr bool many = MANY<R, int8_t, Weight>;
     const bool fetches = many || PREFETCHES;
 #pragma GCC unroll 16
-    for (int r = 0; r < CHAINS * R; ++r) total[r / R][r % R][0] = total[r / R][r % R][1] = NEGATIVE && r < R ? negative[r] : 0;
+    for (int r = 0; r < CHAINS * R; ++r) total[r / R][r % R][0] = total[r / R][r % R][1] = 0;
     for (int i = 0; i < inputs; i += 4 * CHAINS) {
 #pragma GCC unroll 4
         for (int chain = 0; chain < CHAINS; ++chain) {
@@ -154,7 +180,7 @@ template <int R, class Weight>
             if (HOLDS) hold(left), hold(right);
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r) {
-                const Quad value = quad(x + (size_t(r) * inputs + i + 4 * chain) * PREPARED);
+                const Quad value = quad(x + size_t(r) * inputs + i + 4 * chain);
                 add_products(total[chain][r][0], value, left);
                 add_products(total[chain][r][1], value, right);
             }
@@ -165,39 +191,54 @@ template <int R, class Weight>
         Ints left = total[0][r][0], right = total[0][r][1];
 #pragma GCC unroll 4
         for (int chain = 1; chain < CHAINS; ++chain) left += total[chain][r][0], right += total[chain][r][1];
-        if constexpr (std::is_same_v<Weight, Int4>) right = right - (left >> 4);
+        separate<Weight>(left, right);
         store(reinterpret_cast<int32_t*>(to) + r * TILE, left);
         store(reinterpret_cast<int32_t*>(to) + r * TILE + W, right);
     }
 }
 
-// `product` for a number of rows known only at run time, at most R.
-template <int R, class X, class Weight>
-void product_of(int rows, const X* x, const int32_t* negative, int inputs, const Weight* w, float* to) {
-    if constexpr (R > 1)
-        if (rows < R) return product_of<R - 1>(rows, x, negative, inputs, w, to);
-    product<R>(x, negative, inputs, w, to);
+// Adds the products of a row's rests to its sums (TILE).
+template <class Weight>
+void add_rests(const Input& input, int row, int inputs, const Weight* w, float* sums) {
+    const int8_t* rest = input.rest.data() + size_t(row) * inputs;
+    const int32_t* first = input.rest_of.data() + size_t(row) * inputs / 4;
+    int32_t* to = reinterpret_cast<int32_t*>(sums);
+    Ints total[2] = {0, 0};
+    for (int number = 0; number < input.rests[row]; ++number) {
+        const Weight* from = w + size_t(first[number]) * TILE * BITS<Weight> / 8;
+        Ints left, right;
+        take(from, left, right);
+        const Quad value = quad(rest + 4 * number);
+        add_products(total[0], value, left);
+        add_products(total[1], value, right);
+    }
+    separate<Weight>(total[0], total[1]);
+    store(to, load_wide<int32_t, W>(to) + total[0]);
+    store(to + W, load_wide<int32_t, W>(to + W) + total[1]);
 }
 
-// Turns the sums of a product with a panel, (count, TILE), into its results: see `multiply`. `scale`: of the rows' inputs.
+// `product` for a number of rows known only at run time, at most R.
+template <int R, class X, class Weight>
+void product_of(int rows, const X* x, int inputs, const Weight* w, float* to) {
+    if constexpr (R > 1)
+        if (rows < R) return product_of<R - 1>(rows, x, inputs, w, to);
+    product<R>(x, inputs, w, to);
+}
+
+// Turns the sums of a product with a panel, (count, TILE), into its results: see `multiply`. `start`, `scale`: of the rows.
 template <bool INTEGERS, class Place, class Write>
-[[gnu::always_inline]] inline void finish(const Trailer& trailer, float* sums, int count, const float* scale, int padding,
-                                          Place&& place, Write&& write) {
-    Ints offset[C];
+[[gnu::always_inline]] inline void finish(const Trailer& trailer, float* sums, int count, const int32_t* start, const float* scale,
+                                          int padding, Place&& place, Write&& write) {
     Floats factor[C], bias[C];
 #pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) {
-        offset[c] = load_wide<int32_t, W>(trailer.offset + c * W);
-        factor[c] = load(trailer.scale + c * W), bias[c] = load(trailer.bias + c * W);
-    }
+    for (int c = 0; c < C; ++c) factor[c] = load(trailer.scale + c * W), bias[c] = load(trailer.bias + c * W);
     for (int r = 0; r < count; ++r, sums += TILE) {
         Floats values[C];
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
             values[c] = load(sums + c * W);
             if constexpr (INTEGERS) {
-                Ints exact = bits_as<int32_t>(values[c]);
-                if (OFFSET) exact = exact - offset[c];
+                const Ints exact = bits_as<int32_t>(values[c]) + start[r];
                 values[c] = fma(convert<float>(exact) * scale[r], factor[c], bias[c]);
             } else {
                 values[c] += bias[c];
@@ -217,25 +258,27 @@ template <bool INTEGERS, class Place, class Write>
 // `multiply` for weights of one kind. Inlined code for one row keeps its sums in registers.
 template <class Weight, class Place, class Write>
 void multiply_by(const Linear& linear, const Input& input, Range rows, Range panels, Place&& place, Write&& write) {
-    constexpr bool SCALED = std::is_same_v<Weight, int8_t> || std::is_same_v<Weight, Int4>;
+    constexpr bool SCALED = std::is_same_v<Weight, uint8_t> || std::is_same_v<Weight, Int4>;
     const int total = rows.to - rows.from, inputs = linear.inputs;
     const auto x = [&](int row) {
         if constexpr (SCALED)
-            return input.prepared.data() + size_t(row) * inputs * PREPARED;
+            return input.prepared.data() + size_t(row) * inputs;
         else
             return input.values.data() + size_t(row) * inputs;
     };
     const auto take = [&](int panel, int first, int count, float* sums) __attribute__((always_inline)) {
         const int column = panel * TILE, padding = std::max(0, column + TILE - linear.outputs);
-        finish<SCALED>(linear.trailer(panel), sums, count, input.scale.data() + first, padding,
+        if constexpr (SCALED && SPLITS)
+            for (int r = 0; r < count; ++r)
+                if (input.rests[first + r]) add_rests(input, first + r, inputs, linear.weights<Weight>(panel), sums + r * TILE);
+        finish<SCALED>(linear.trailer(panel), sums, count, input.start.data() + first, input.scale.data() + first, padding,
                        [&](int r) { return place(first + r, column); }, write);
     };
     if (total == 1) {
         const auto* only = x(rows.from);
-        const int32_t* negative = input.negative.data() + rows.from;
         for (int panel = panels.from; panel < panels.to; ++panel) {
             alignas(64) float to[TILE];
-            product<1>(only, negative, inputs, linear.weights<Weight>(panel), to);
+            product<1>(only, inputs, linear.weights<Weight>(panel), to);
             take(panel, rows.from, 1, to);
         }
         return;
@@ -243,7 +286,7 @@ void multiply_by(const Linear& linear, const Input& input, Range rows, Range pan
     int most = MAX_ROWS;
 #if defined(__AMX_INT8__)
     MatrixUnit unit;
-    const bool matrix = std::is_same_v<Weight, int8_t> && inputs % MatrixUnit::INPUTS == 0 && total > MAX_ROWS;
+    const bool matrix = std::is_same_v<Weight, uint8_t> && inputs % MatrixUnit::INPUTS == 0 && total > MAX_ROWS;
     if (matrix) most = MatrixUnit::ROWS;
     alignas(64) float to[MatrixUnit::ROWS * TILE];
 #else
@@ -255,11 +298,11 @@ void multiply_by(const Linear& linear, const Input& input, Range rows, Range pan
         for (int first = rows.from; first < rows.to; first += size) {
             const int count = std::min(size, rows.to - first);
 #if defined(__AMX_INT8__)
-            if constexpr (std::is_same_v<Weight, int8_t>)
+            if constexpr (std::is_same_v<Weight, uint8_t>)
                 if (matrix) unit.product(count, x(first), inputs, weights, to);
             if (!matrix)
 #endif
-                product_of<MAX_ROWS>(count, x(first), input.negative.data() + first, inputs, weights, to);
+                product_of<MAX_ROWS>(count, x(first), inputs, weights, to);
             take(panel, first, count, to);
         }
     }
@@ -272,7 +315,7 @@ void multiply(const Linear& linear, const Input& input, Range rows, Range panels
     if (linear.kind == FLOAT32) return multiply_by<float>(linear, input, rows, panels, place, write);
     if (linear.kind == BFLOAT16) return multiply_by<uint16_t>(linear, input, rows, panels, place, write);
     if (linear.kind == INT4) return multiply_by<Int4>(linear, input, rows, panels, place, write);
-    multiply_by<int8_t>(linear, input, rows, panels, place, write);
+    multiply_by<uint8_t>(linear, input, rows, panels, place, write);
 }
 
 }  // namespace

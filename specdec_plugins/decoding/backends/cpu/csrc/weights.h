@@ -34,13 +34,12 @@ inline int8_t rounded(float value) { return int8_t(std::bit_cast<int32_t>(value 
 // A panel's data besides its weights.
 struct Trailer {
     float bias[TILE], scale[TILE];
-    int32_t offset[TILE];  // 128 x the sum of an output's weights, for instruction sets whose inputs have 128 for zero
 };
 
 // Weights (O, I) in panels of TILE outputs, the last one padded with zeros. For each input, a panel holds the weights of its
-// outputs side by side; of int8 and int4, each output's weights of four inputs. A byte of int4 is one of the first 16 outputs'
-// weights plus 16 times one of the others'. The panel's trailer follows its weights, so a pass reads and prefetches one stream of
-// memory. The layout is the same for all instruction sets.
+// outputs side by side; of int8 and int4, each output's weights of four inputs. Int8 weights have 128 for zero, as products take
+// one unsigned factor; int4 weights 8, of the first 16 outputs in the lower four bits. The panel's trailer follows its weights, so
+// a pass reads and prefetches one stream of memory. The layout is the same for all instruction sets.
 struct Linear {
     int outputs, inputs, panels;
     Kind kind;
@@ -59,7 +58,6 @@ struct Linear {
         char* weights = const_cast<char*>(this->weights<char>(o / TILE));
         Trailer& trailer = const_cast<Trailer&>(this->trailer(o / TILE));
         trailer.bias[column] = bias;
-        trailer.offset[column] = 0;
         float& scale = trailer.scale[column] = 1;
         if (kind == FLOAT32)
             for (int i = 0; i < inputs; ++i) reinterpret_cast<float*>(weights)[size_t(i) * TILE + column] = row[i];
@@ -70,20 +68,17 @@ struct Linear {
         for (int i = 0; i < inputs; ++i) bound = std::max(bound, std::fabs(row[i]));
         scale = bound > 0 ? bound / 127 : 1;
         if (kind == INT4) scale = nibble_scale(row, bound) / 16;  // products see 16 times the weights
-        int sum = 0;
         for (int i = 0; i < inputs; ++i) {
-            const int8_t value = kind == INT4 ? nibble(row[i] / (16 * scale)) * 16 : rounded(row[i] / scale);
             if (kind == INT4) {  // outputs are packed in order
+                const uint8_t value = nibble(row[i] / (16 * scale)) + 8;
                 char& both = weights[size_t(i / 4) * TILE * 2 + column % 16 * 4 + i % 4];
-                both = column < 16 ? char(value / 16) : char(both + value);
+                both = column < 16 ? char(value) : char(uint8_t(both) | value << 4);
             } else {
-                weights[size_t(i / 4) * TILE * 4 + column * 4 + i % 4] = char(value);
+                weights[size_t(i / 4) * TILE * 4 + column * 4 + i % 4] = char(rounded(row[i] / scale) + 128);
             }
-            sum += value;
         }
-        trailer.offset[column] = 128 * sum;
     }
-    // The weights of a panel: float, uint16_t or int8_t.
+    // The weights of a panel: float, uint16_t, uint8_t or Int4.
     template <class Weight>
     const Weight* weights(int panel) const {
         return reinterpret_cast<const Weight*>(memory.get() + panel * panel_bytes);

@@ -23,7 +23,7 @@ class MatrixUnit {
         if (rows) _tile_release();  // saves the system 8 KB per thread switch
     }
     // `rows` rows times one panel -> to (rows, TILE), still integers.
-    void product(int rows, const uint8_t* x, int inputs, const int8_t* w, float* to) {
+    void product(int rows, const int8_t* x, int inputs, const uint8_t* w, float* to) {
         if (rows != this->rows) configure(rows);
         written(x);
         const bool both = rows > HALF;
@@ -36,12 +36,12 @@ class MatrixUnit {
             _tile_loadd(6, w, 4 * TILE);
             _tile_loadd(7, w + 64, 4 * TILE);
             _tile_loadd(4, x + i, inputs);
-            _tile_dpbusd(0, 4, 6);
-            _tile_dpbusd(1, 4, 7);
+            _tile_dpbsud(0, 4, 6);
+            _tile_dpbsud(1, 4, 7);
             if (both) {
                 _tile_loadd(5, x + size_t(HALF) * inputs + i, inputs);
-                _tile_dpbusd(2, 5, 6);
-                _tile_dpbusd(3, 5, 7);
+                _tile_dpbsud(2, 5, 6);
+                _tile_dpbsud(3, 5, 7);
             }
         }
         _tile_stored(0, to, 4 * TILE);

@@ -31,50 +31,38 @@ INLINE Register held(Register value) {
     return value;
 }
 
-INLINE __m256i four_of_each(const uint8_t* from) {
+using Quad = __m256i;
+INLINE Quad quad(const int8_t* prepared) {
     int32_t all;
-    std::memcpy(&all, from, 4);
+    std::memcpy(&all, prepared, 4);
     return _mm256_set1_epi32(all);
 }
-
-#if defined(__AVXVNNI__)
-// The unsigned operand has 128 for zero: each sum is 128 times its output's weights too large.
-constexpr int PREPARED = 1, ROW_CHAINS = 2;
-constexpr bool OFFSET = true, NEGATIVE = false, HOLDS = false;
-
-struct Quad {
-    __m256i x;
-};
-INLINE Quad quad(const uint8_t* prepared) { return {four_of_each(prepared)}; }
-INLINE void prepare(uint8_t* to, Wide<int32_t, 16> x) {
+INLINE void prepare(int8_t* to, Wide<int32_t, 16> x) {
     const __m256i low = (__m256i)x.low.value, high = (__m256i)x.high.value;
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
     const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_xor_si128(bytes, _mm_set1_epi8(char(0x80))));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
 }
+#if defined(__AVXVNNI__)
+constexpr int ROW_CHAINS = 2;
+constexpr bool HOLDS = false, SPLITS = false;
+
+INLINE bool crowded(const int8_t*) { return false; }
 INLINE IntRegister dot(IntRegister sums, Quad inputs, IntRegister weights) {
-    return (IntRegister)_mm256_dpbusd_avx_epi32((__m256i)sums, inputs.x, (__m256i)weights);
+    return (IntRegister)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, inputs);
 }
 #else
-// x w = |x| w for x >= 0, and |x| ~w + |x| otherwise: so a mask is all that the weights need. Products of two inputs, at most
-// 2 * 127 * 128, fit into 16 bits, and what is left to add, |x| of the negative inputs, is the same for all outputs of a row.
-constexpr int PREPARED = 2, ROW_CHAINS = 1;
-constexpr bool OFFSET = false, NEGATIVE = true, HOLDS = false;
+constexpr int ROW_CHAINS = 1;
+// Products of two neighbours are added in 16 bits, up to 255 times the sum of the inputs' magnitudes.
+constexpr bool HOLDS = false, SPLITS = true;
 
-struct Quad {
-    __m256i magnitude, negative;
-};
-INLINE Quad quad(const uint8_t* prepared) { return {four_of_each(prepared), four_of_each(prepared + 4)}; }
-INLINE void prepare(uint8_t* to, Wide<int32_t, 16> x) {  // four magnitudes, then their masks
-    const __m256i low = (__m256i)x.low.value, high = (__m256i)x.high.value;
-    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
-    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-    const __m128i magnitude = _mm_abs_epi8(bytes), negative = _mm_cmpgt_epi8(_mm_setzero_si128(), bytes);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_unpacklo_epi32(magnitude, negative));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16), _mm_unpackhi_epi32(magnitude, negative));
+INLINE bool crowded(const int8_t* x) {
+    const __m128i magnitudes = _mm_abs_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
+    const __m128i pairs = _mm_maddubs_epi16(magnitudes, _mm_set1_epi8(1));
+    return _mm_movemask_epi8(_mm_cmpgt_epi16(pairs, _mm_set1_epi16(MOST_OF_PAIR))) != 0;
 }
 INLINE IntRegister dot(IntRegister sums, Quad inputs, IntRegister weights) {
-    const __m256i products = _mm256_maddubs_epi16(inputs.magnitude, _mm256_xor_si256(inputs.negative, (__m256i)weights));
+    const __m256i products = _mm256_maddubs_epi16((__m256i)weights, inputs);
     return sums + (IntRegister)_mm256_madd_epi16(products, _mm256_set1_epi16(1));
 }
 #endif

@@ -31,24 +31,21 @@ INLINE Register held(Register value) {
     return value;
 }
 
-// The unsigned operand has 128 for zero: each sum is 128 times its output's weights too large.
-constexpr int PREPARED = 1, ROW_CHAINS = 4;
-constexpr bool OFFSET = true, NEGATIVE = false;
-constexpr bool HOLDS = true;  // registers have room for the weights of four inputs
+constexpr int ROW_CHAINS = 4;
+constexpr bool HOLDS = true, SPLITS = false;
 
-struct Quad {
-    __m512i x;
-};
-INLINE Quad quad(const uint8_t* prepared) {
+using Quad = __m512i;
+INLINE Quad quad(const int8_t* prepared) {
     int32_t all;
     std::memcpy(&all, prepared, 4);
-    return {_mm512_set1_epi32(all)};
+    return _mm512_set1_epi32(all);
 }
-INLINE void prepare(uint8_t* to, Wide<int32_t, 16> x) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_maskz_cvtepi32_epi8(-1, (__m512i)(x + 128).value));
+INLINE void prepare(int8_t* to, Wide<int32_t, 16> x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_maskz_cvtepi32_epi8(-1, (__m512i)x.value));
 }
+INLINE bool crowded(const int8_t*) { return false; }
 INLINE IntRegister dot(IntRegister sums, Quad inputs, IntRegister weights) {
-    return (IntRegister)_mm512_dpbusd_epi32((__m512i)sums, inputs.x, (__m512i)weights);
+    return (IntRegister)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, inputs);
 }
 
 }  // namespace

@@ -28,27 +28,28 @@ INLINE Register held(Register value) {
     return value;
 }
 
-// ---- int8: four inputs of a row, as `prepare` writes them, and the products that are added to an output's sum
+// ---- int8: four inputs of a row, as `prepare` writes them, and the products with unsigned weights that are added to a sum
 
-constexpr int PREPARED = 1;   // bytes of an input
-constexpr int ROW_CHAINS = 1;  // sums of one row side by side, which would otherwise wait for each other
-constexpr bool OFFSET = false, NEGATIVE = false, HOLDS = false;  // see avx512.h and avx2.h
+constexpr int ROW_CHAINS = 1;   // sums of one row side by side, which would otherwise wait for each other
+constexpr bool HOLDS = false;   // whether registers have room for the weights of four inputs
+constexpr bool SPLITS = false;  // whether `dot` is exact only for inputs that are not `crowded`: see `Input`
 
 struct Quad {
     int8_t x[4];
 };
-INLINE Quad quad(const uint8_t* prepared) {
+INLINE Quad quad(const int8_t* prepared) {
     Quad all;
     std::memcpy(&all, prepared, 4);
     return all;
 }
-INLINE void prepare(uint8_t* to, Wide<int32_t, 16> x) {  // from -127 to 127
+INLINE void prepare(int8_t* to, Wide<int32_t, 16> x) {  // from -127 to 127
     int32_t all[16];
     store(all, x);
-    for (int i = 0; i < 16; ++i) to[i] = uint8_t(all[i]);
+    for (int i = 0; i < 16; ++i) to[i] = int8_t(all[i]);
 }
+INLINE bool crowded(const int8_t*) { return false; }
 INLINE IntRegister dot(IntRegister sums, Quad inputs, IntRegister weights) {
-    int8_t w[16];
+    uint8_t w[16];
     std::memcpy(w, &weights, 16);
     for (int lane = 0; lane < 4; ++lane)
         for (int i = 0; i < 4; ++i) sums[lane] += inputs.x[i] * w[4 * lane + i];

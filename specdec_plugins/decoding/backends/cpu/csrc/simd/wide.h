@@ -14,6 +14,9 @@
 
 namespace {
 
+// The largest sum of the magnitudes of two inputs whose products with any unsigned weights fit into 16 bits together
+constexpr int MOST_OF_PAIR = 32767 / 255;
+
 template <class T>
 struct RegisterOf {
     typedef T Type __attribute__((vector_size(BYTES)));
