@@ -18,7 +18,7 @@ from torch import Tensor
 from specdec_plugins import Translator
 from specdec_plugins.decoding.alignment import Aligner
 from specdec_plugins.decoding.verifier import ModelVerifier
-from specdec_plugins.formats.spec import Heads
+from specdec_plugins.model.spec import Heads
 from specdec_plugins.text.alignment import Alignment, link
 
 Links = set[tuple[int, int]]
@@ -105,7 +105,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     translator, gold = Translator.from_pretrained(options.model, strategy="ar", threads=1), Gold(options.gold)
     decoder, reader, lines = translator.pair.verifier.spec.decoder, Reader(translator, gold), range(len(gold.source))
     if options.choose:
-        scored = [(gold.error(reader.links(heads), lines[::2]), heads) for heads in choices(decoder.layers, decoder.heads)]
+        scored = [
+            (gold.error(reader.links(heads), lines[::2]), heads) for heads in choices(decoder.layers, decoder.attention.heads)
+        ]
         for (error, precision, recall), heads in sorted(scored, key=lambda each: each[0])[:10]:
             print(f"{error:.3f} {precision:.3f} {recall:.3f}  {heads}")
     rows: list[tuple[str, Callable[[int], Links]]] = [("all heads of the last layer but one", reader.links(Heads.usual(decoder)))]

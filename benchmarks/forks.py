@@ -28,7 +28,7 @@ from specdec_plugins.decoding.backends.cpu.state import SlottedState  # noqa: E4
 from specdec_plugins.decoding.backends.sources import Sources  # noqa: E402
 from specdec_plugins.decoding.backends.torch.state import DenseState  # noqa: E402
 from specdec_plugins.decoding.values import Source  # noqa: E402
-from specdec_plugins.formats.spec import Symbols  # noqa: E402
+from specdec_plugins.model.spec import Symbols  # noqa: E402
 
 SOURCE, REPEATS = 100, 20
 

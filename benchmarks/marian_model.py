@@ -93,8 +93,9 @@ def write(model: Model, folder: Path, banned: tuple[int, ...]) -> None:
     )
     bias[0, [*spec.suppressed, *banned]] = BANNED
     config = CONFIG.format(
-        width=width, size=size, encoder_layers=spec.encoder.layers, decoder_layers=spec.decoder.layers, heads=spec.encoder.heads,
-        inner=spec.encoder.inner_width, activation=spec.activation,
+        width=width, size=size, encoder_layers=spec.encoder.layers, decoder_layers=spec.decoder.layers,
+        heads=spec.encoder.attention.heads, inner=spec.encoder.feed_forward.width,
+        activation=spec.encoder.feed_forward.activation,
     )  # fmt: skip
     arrays["special:model.yml"] = np.frombuffer(config.encode() + b"\0", np.int8)
     np.savez(folder / "model.npz", **arrays)  # type: ignore[arg-type]

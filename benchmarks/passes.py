@@ -180,9 +180,8 @@ def encoding(model: Any, source: Source) -> Call:
 
 def work(stack: Stack, rows: int) -> tuple[int, int]:
     """Products of so many rows with a stack's weights, and the weights' bytes. A screened output layer counts as its screen."""
-    layers = [linear for layer in stack.layers for linear in layer]
     last = [stack.screen.basis, stack.screen.weights] if stack.screen else [stack.projection]
-    linears = [linear for linear in (*layers, *last, stack.gate) if linear is not None]
+    linears = [linear for linear in (*stack.linears, *last, stack.gate) if linear is not None]
     return rows * sum(linear.outputs * linear.inputs for linear in linears), sum(linear.weight_bytes for linear in linears)
 
 

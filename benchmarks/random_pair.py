@@ -9,7 +9,8 @@ from torch import Tensor
 
 from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY
 from specdec_plugins.decoding.drafters import glide
-from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec, SideSpec, Symbols, shapes, sinusoidal_table
+from specdec_plugins.formats.spec import DrafterModel, Model, shapes, sinusoidal_table
+from specdec_plugins.model.spec import Attention, Embedding, FeedForward, ModelSpec, SideSpec, Symbols
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ def random_pair(shape: Shape, seed: int = 1) -> tuple[Model, DrafterModel]:
 
 def _spec(shape: Shape) -> ModelSpec:
     encoder = SideSpec(
-        layers=shape.layers, heads=shape.heads, width=shape.width, inner_width=shape.inner, prenorm=False, final_norm=False,
-        embedding_norm=False, embedding_scale=math.sqrt(shape.width), max_positions=shape.positions, position_offset=2,
+        shape.layers, shape.width, Attention(shape.heads), FeedForward(shape.inner), shape.positions,
+        Embedding(math.sqrt(shape.width), 2),
     )  # fmt: skip
-    return ModelSpec(encoder, encoder, activation="relu")
+    return ModelSpec(encoder, encoder)
 
 
 def _initial(spec: ModelSpec, given: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from sacrebleu import corpus_bleu
 from specdec_plugins import Translator
 from specdec_plugins.files import Options, TextFile, Unreadable, format_of
 from specdec_plugins.files.html import INLINE
-from specdec_plugins.formats.spec import Heads
+from specdec_plugins.model.spec import Heads
 from specdec_plugins.text.alignment import numbered
 from specdec_plugins.text.glossary import Found, Glossary, Term, missing
 from specdec_plugins.text.lines import read_lines

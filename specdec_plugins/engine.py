@@ -30,7 +30,7 @@ from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Commit, Hypothesis, ModelLimits, Request
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import Pair
-from specdec_plugins.formats.spec import Heads, OutputRules
+from specdec_plugins.model.spec import Heads, OutputRules
 from specdec_plugins.settings import MAX_LEN_B, Settings
 from specdec_plugins.translations import SourceTooLong
 

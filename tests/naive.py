@@ -1,11 +1,42 @@
 """An oracle that computes a `Model` straight from its specification: one sentence, no cache, no batch, in float64."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from specdec_plugins.formats.spec import Model, ModelSpec, shapes
+from specdec_plugins.formats.spec import Model, shapes
+from specdec_plugins.model.spec import Attention, FeedForward, ModelSpec, Norm, SideSpec
+
+# Parts of a side by names of their own, for tests
+PARTS = {
+    "heads": ("attention", "heads"), "inner_width": ("feed_forward", "width"), "embedding_norm": ("embedding", "norm"),
+    "embedding_scale": ("embedding", "scale"), "position_offset": ("embedding", "offset"),
+}  # fmt: skip
+
+
+def changed(spec, **changes):
+    """`replace` for a `SideSpec` or a `ModelSpec`, with the names of `PARTS`, ``prenorm``, ``activation`` and ``output_bias``."""
+    if isinstance(spec, ModelSpec):
+        if activation := changes.pop("activation", None):
+            sides = {name: changes.get(name, getattr(spec, name)) for name in ("encoder", "decoder")}
+            changes |= {name: changed(side, activation=activation) for name, side in sides.items()}
+        if "output_bias" in changes:
+            changes["output"] = replace(spec.output, bias=changes.pop("output_bias"))
+        return replace(spec, **changes)
+    if "prenorm" in changes:
+        changes["norms"] = "before" if changes.pop("prenorm") else "after"
+    for name, (part, field) in {**PARTS, "activation": ("feed_forward", "activation")}.items():
+        if name in changes:
+            changes[part] = replace(changes.get(part, getattr(spec, part)), **{field: changes.pop(name)})
+    return replace(spec, **changes)
+
+
+def side_of(*, layers, heads, width, inner_width, max_positions, **more) -> SideSpec:
+    """A side of usual parts; ``more`` as in `changed`."""
+    return changed(SideSpec(layers, width, Attention(heads), FeedForward(inner_width), max_positions), **more)
+
 
 ACTIVATIONS = {
     "relu": lambda x: x * (x > 0),
@@ -36,54 +67,92 @@ def logits(model: Model, source: list[int], target: list[int]) -> Tensor:
         y = torch.stack([(tensors[f"{name}.weight"] * row).sum(1) for row in x])
         return y + tensors[f"{name}.bias"] if f"{name}.bias" in tensors else y
 
-    def norm(name: str, x: Tensor) -> Tensor:
-        centred = x - x.mean(1, keepdim=True)
-        scaled = centred / torch.sqrt((centred**2).mean(1, keepdim=True) + 1e-5)
-        return scaled * tensors[f"{name}.weight"] + tensors[f"{name}.bias"]
+    def norm(name: str, x: Tensor, kind: Norm) -> Tensor:
+        centred = x if kind.rms else x - x.mean(1, keepdim=True)
+        scaled = centred / torch.sqrt((centred**2).mean(1, keepdim=True) + kind.eps) * tensors[f"{name}.weight"]
+        return scaled + tensors[f"{name}.bias"] if kind.bias else scaled
 
-    def attend(name: str, x: Tensor, memory: Tensor, heads: int, causal: bool) -> Tensor:
-        q, k, v = linear(f"{name}.q_proj", x), linear(f"{name}.k_proj", memory), linear(f"{name}.v_proj", memory)
-        size, rows = q.size(1) // heads, []
+    def cap(x: Tensor, most: float | None) -> Tensor:
+        return x if most is None else most * torch.tanh(x / most)
+
+    def turned(x: Tensor, position: int, theta: float) -> Tensor:
+        half = len(x) // 2
+        rates = 1 / torch.tensor([theta ** (2 * i / len(x)) for i in range(half)], dtype=torch.float32)
+        angles = (rates * position).double()
+        pairs = torch.complex(x[:half], x[half:]) * torch.complex(torch.cos(angles), torch.sin(angles))
+        return torch.cat([pairs.real, pairs.imag])
+
+    def bucket(ahead: int, count: int, most: int, both_ways: bool) -> int:
+        first = 0
+        if both_ways:
+            count //= 2
+            first = count if ahead > 0 else 0
+        far, exact = abs(ahead) if both_ways else max(-ahead, 0), count // 2
+        if far >= exact:
+            grown = torch.tensor(far / exact).log() / math.log(most / exact) * (count - exact)
+            far = min(exact + int(grown), count - 1)
+        return first + far
+
+    def attend(name: str, x: Tensor, memory: Tensor, side: SideSpec, causal: bool, own: bool) -> Tensor:
+        spec, size = side.attention, side.head_width
+        q, k, v = (linear(f"{name}.{part}_proj", y).unflatten(1, (-1, size)) for part, y in zip("qkv", (x, memory, memory)))
+        if spec.head_norm:
+            q, k = (torch.stack([norm(f"{name}.{part}_norm", y, spec.head_norm) for y in z]) for part, z in (("q", q), ("k", k)))
+        if own and spec.rotary:
+            q, k = (torch.stack([torch.stack([turned(each, p, spec.rotary.theta) for each in row]) for p, row in enumerate(z)])
+                    for z in (q, k))  # fmt: skip
+        scale, rows = spec.scale or 1 / math.sqrt(size), []
         for position in range(len(q)):
             parts = []
-            for head in range(heads):
-                part = slice(head * size, (head + 1) * size)
+            for head in range(spec.heads):
+                shared = head * side.key_heads // spec.heads
                 seen = position + 1 if causal else len(k)
-                weights = (k[:seen, part] @ q[position, part] / math.sqrt(size)).softmax(0)
-                parts.append(weights @ v[:seen, part])
+                scores = cap(k[:seen, shared] @ q[position, head] * scale, spec.cap)
+                if own and spec.relative:
+                    kind = spec.relative
+                    numbers = [bucket(at - position, kind.buckets, kind.distance, not causal) for at in range(seen)]
+                    scores = scores + tensors[f"{name}.relative.weight"][numbers, head]
+                parts.append(scores.softmax(0) @ v[:seen, shared])
             rows.append(torch.cat(parts))
         return linear(f"{name}.out_proj", torch.stack(rows))
 
     def stack(name: str, tokens: list[int], memory: Tensor | None) -> Tensor:
-        side = getattr(spec, name)
-        x = tensors[f"{name}.embed_tokens.weight"][tokens] * side.embedding_scale
-        if name == "decoder" and spec.zero_start:
+        side, decodes = getattr(spec, name), name == "decoder"
+        x = tensors[f"{name}.embed_tokens.weight"][tokens] * side.embedding.scale
+        if decodes and spec.zero_start:
             x[0] = 0
-        x = x + tensors[f"{name}.embed_positions.weight"][side.position_offset :][: len(tokens)]
-        x = norm(f"{name}.layernorm_embedding", x) if side.embedding_norm else x
+        if side.embedding.offset is not None:
+            x = x + tensors[f"{name}.embed_positions.weight"][side.embedding.offset :][: len(tokens)]
+        x = norm(f"{name}.layernorm_embedding", x, side.norm) if side.embedding.norm else x
 
-        def around(norm_name: str, x: Tensor, part) -> Tensor:
-            return x + part(norm(norm_name, x)) if side.prenorm else norm(norm_name, x + part(x))
+        def around(part_name: str, x: Tensor, part) -> Tensor:
+            before = f"{part_name}_layer_norm"
+            if side.norms == "after":
+                return norm(before, x + part(x), side.norm)
+            y = part(norm(before, x, side.norm))
+            return x + (norm(f"{part_name}_after_norm", y, side.norm) if side.norms == "both" else y)
 
         for index in range(side.layers):
             layer = f"{name}.layers.{index}"
 
             def look(y: Tensor, layer: str = layer) -> Tensor:
-                return attend(f"{layer}.self_attn", y, y, side.heads, causal=name == "decoder")
+                return attend(f"{layer}.self_attn", y, y, side, causal=decodes, own=True)
 
             def cross(y: Tensor, layer: str = layer) -> Tensor:
-                return attend(f"{layer}.encoder_attn", y, memory, side.heads, causal=False)
+                return attend(f"{layer}.encoder_attn", y, memory, side, causal=False, own=False)
 
             def feed(y: Tensor, layer: str = layer) -> Tensor:
-                return linear(f"{layer}.fc2", ACTIVATIONS[spec.activation](linear(f"{layer}.fc1", y)))
+                inner = ACTIVATIONS[side.feed_forward.activation](linear(f"{layer}.fc1", y))
+                return linear(f"{layer}.fc2", inner * linear(f"{layer}.gate", y) if side.feed_forward.gated else inner)
 
-            x = around(f"{layer}.self_attn_layer_norm", x, look)
-            x = x if memory is None else around(f"{layer}.encoder_attn_layer_norm", x, cross)
-            x = around(f"{layer}.final_layer_norm", x, feed)
-        return norm(f"{name}.layer_norm", x) if side.final_norm else x
+            x = around(f"{layer}.self_attn", x, look)
+            x = x if memory is None else around(f"{layer}.encoder_attn", x, cross)
+            x = around(f"{layer}.final", x, feed)
+        return norm(f"{name}.layer_norm", x, side.norm) if side.final_norm else x
 
     encoded = stack("encoder", source, None)
-    return linear("decoder.output_projection", stack("decoder", [spec.symbols.start, *target], encoded))
+    hidden = stack("decoder", [spec.symbols.start, *target], encoded) * spec.output.scale
+    return cap(linear("decoder.output_projection", hidden), spec.output.cap)
 
 
 def repeating(output: list[int], size: int) -> set[int]:

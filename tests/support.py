@@ -12,7 +12,7 @@ from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchModel
-from specdec_plugins.decoding.backends.torch.transformer import load_pair
+from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.options import Tree
 from specdec_plugins.decoding.prefix import Prefix
@@ -22,7 +22,7 @@ from specdec_plugins.decoding.trees import depths, within_rows
 from specdec_plugins.decoding.values import Draft, Iterations, Plan, Request, Source, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier, accept_all
 from specdec_plugins.formats import fairseq
-from specdec_plugins.formats.spec import Symbols
+from specdec_plugins.model.spec import Symbols
 
 WORDS, EOS = 20, 2
 SYMBOLS = Symbols()

@@ -21,7 +21,7 @@ from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.values import Draft
 from specdec_plugins.decoding.verifier import accept_all
-from specdec_plugins.formats.spec import Symbols
+from specdec_plugins.model.spec import Symbols
 
 INF = math.inf
 

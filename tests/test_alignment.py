@@ -20,7 +20,7 @@ from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.values import Want
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import load_folder, save_folder
-from specdec_plugins.formats.spec import Heads
+from specdec_plugins.model.spec import Heads
 from specdec_plugins.text.alignment import Alignment, link
 
 DEMO, DOCS = ROOT / "data" / "demo.en-de", ROOT / "data" / "docs.en-fr"
@@ -50,7 +50,7 @@ def test_heads_sum_to_the_whole_on_every_backend():
             rows = [done.attention()[row, : len(tokens[row]) - firsts[row], : len(source)] for row, source in enumerate(sources)]
             return done, [each.double().clone() for each in rows]
 
-        each = [Heads(layer, (head,)) for layer in range(decoder.layers) for head in range(decoder.heads)]
+        each = [Heads(layer, (head,)) for layer in range(decoder.layers) for head in range(decoder.attention.heads)]
         single = [attention(Want(attention=True, heads=heads))[1] for heads in each]
         for row in range(2):
             for mass in single:
@@ -60,14 +60,14 @@ def test_heads_sum_to_the_whole_on_every_backend():
             whole = attention(Want(attention=True))[1][row]
             torch.testing.assert_close(sum(mass[row] for mass in single), whole, rtol=1e-4, atol=1e-4)
         for layer in range(decoder.layers):
-            chosen = Heads(layer, (0, decoder.heads - 1))
+            chosen = Heads(layer, (0, decoder.attention.heads - 1))
             done, alone = attention(Want(attention=True, heads=chosen, logits=False))
             with pytest.raises(RuntimeError, match="not asked for that"):
                 done.logits()
             for row in range(2):
-                parts = [single[layer * decoder.heads + head][row] for head in chosen.heads]
+                parts = [single[layer * decoder.attention.heads + head][row] for head in chosen.heads]
                 torch.testing.assert_close(alone[row], sum(parts), rtol=1e-6, atol=1e-6)
-                assert not torch.allclose(alone[row], single[layer * decoder.heads][row] * 2)
+                assert not torch.allclose(alone[row], single[layer * decoder.attention.heads][row] * 2)
         found.append(single)
     for one, other in zip(found[0], found[1] if len(found) > 1 else found[0]):  # float64 on PyTorch, float32 on the kernels
         for row in range(2):
@@ -103,7 +103,13 @@ def test_other_heads_of_a_model_with_one_layer():
     decoder = model.spec.decoder
     usual = Heads.usual(decoder)
     assert not [*usual.faults(decoder)] and usual.layer == max(0, decoder.layers - 2)
-    for wrong in (Heads(decoder.layers, (0,)), Heads(-1, (0,)), Heads(0, ()), Heads(0, (0, 0)), Heads(0, (decoder.heads,))):
+    for wrong in (
+        Heads(decoder.layers, (0,)),
+        Heads(-1, (0,)),
+        Heads(0, ()),
+        Heads(0, (0, 0)),
+        Heads(0, (decoder.attention.heads,)),
+    ):
         assert [*wrong.faults(decoder)]
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, run_python
+from naive import side_of
 from support import read_call
 from test_kernels import DTYPES, rounded, variant  # noqa: F401
 
@@ -23,10 +24,13 @@ from specdec_plugins.commands import translate
 from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.cpu.binding import Engine, NativeLinear, Stack, integers, start
+from specdec_plugins.decoding.backends.torch.layers import Norm
 
 pytestmark = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
 WIDTH, INNER, HEADS, VOCABULARY, LAYERS, GATE = 64, 96, 4, 45, 2, 32  # 45: the last panel of the projection is not full
 PAD, EOS, SLOTS, ROOM = 1, 2, 8, 40
+LINEARS = ("qkv", "out", "cross_query", "cross_out", "fc1", "fc2")
+NORMS = ("norm", "cross_norm", "final_norm")
 ACTIVATIONS = {
     "relu": F.relu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "swish": lambda x: x * x.sigmoid(),
 }  # fmt: skip
@@ -79,13 +83,18 @@ class Decoder:
         self.engine, self.library = Engine(threads), compiled.library()
         held = [NativeLinear(*each, dtype) if each else None for each in (self.projection, self.gate, self.memory)]
         self.native_memory = held.pop()
+        side = side_of(
+            layers=LAYERS, heads=HEADS, width=WIDTH, inner_width=INNER, max_positions=ROOM, activation=activation,
+            prenorm=prenorm, embedding_scale=scale, position_offset=offset,
+        )  # fmt: skip
+        norms = [Norm(*each) if each else None for each in self.norms]
         self.stack = Stack(
-            self.engine, self.tokens, self.positions, heads=HEADS, activation=activation, prenorm=prenorm, scale=scale,
-            offset=offset, zero_start=zero_start, embedding_norm=self.norms[0], last_norm=self.norms[1], projection=held[0],
-            gate=held[1],
+            self.engine, side, self.tokens, self.positions, zero_start=zero_start, embedding_norm=norms[0], last_norm=norms[1],
+            projection=held[0], gate=held[1],
         )  # fmt: skip
         for number, (linears, norms) in enumerate(self.layers):
-            self.stack.add_layer([NativeLinear(*each, dtype) for each in linears], norms, number)
+            packed = dict(zip(LINEARS, (NativeLinear(*each, dtype) for each in linears)))
+            self.stack.add_layer(packed, dict(zip(NORMS, (Norm(*each) for each in norms))), None, number)
         self.cache = torch.full((LAYERS, SLOTS, ROOM, 2 * WIDTH), math.nan)
         self.entries = torch.full((LAYERS, SLOTS, ROOM, 2 * WIDTH), math.nan)
 
@@ -93,7 +102,7 @@ class Decoder:
         """Fill source slots from encoded (B, S, D)."""
         rows = self.library.rows("RememberRow", sentence=range(len(slots)), slot=slots, length=lengths)
         self.library.specdec_remember(
-            self.engine.pointer, self.native_memory.pointer, len(slots), encoded.size(1), start(rows), encoded.data_ptr(),
+            self.engine.pointer, None, self.native_memory.pointer, len(slots), encoded.size(1), start(rows), encoded.data_ptr(),
             2 * WIDTH, *layout(self.entries),
         )  # fmt: skip
 
@@ -203,11 +212,12 @@ def test_activations_at_the_extremes(name, variant):  # noqa: F811
     x = torch.tensor([0.0, -0.0, 1e-6, 0.5, -0.5, 3, -3, 20, -20, 87, -87, 89, -89, 1e4, -1e4, 500]).repeat(2)
     unit, none = torch.eye(32), torch.zeros(32, 32)
     engine = Engine(1)
-    stack = Stack(engine, torch.zeros(3, 32), torch.zeros(4, 32), heads=1, activation=name, prenorm=True)
+    side = side_of(layers=1, heads=1, width=32, inner_width=32, max_positions=4, activation=name, prenorm=True)
+    stack = Stack(engine, side, torch.zeros(3, 32), torch.zeros(4, 32))
     linears = [NativeLinear(torch.zeros(96, 32), None, "float32"), NativeLinear(none, None, "float32"), None, None,
                NativeLinear(none, x, "float32"), NativeLinear(unit, None, "float32")]  # fmt: skip
-    plain = torch.ones(32), torch.zeros(32)
-    stack.add_layer(linears, [plain, None, plain], 0)
+    plain = Norm(torch.ones(32), torch.zeros(32))
+    stack.add_layer(dict(zip(LINEARS, linears)), {"norm": plain, "final_norm": plain}, None, 0)
     lengths, tokens, output = integers([1]), integers([2]), torch.empty(1, 1, 32)
     stack.library.specdec_encode(engine.pointer, stack.pointer, 1, 1, start(lengths), start(tokens), output.data_ptr())
     torch.testing.assert_close(output[0, 0].double(), ACTIVATIONS[name](x.double()), rtol=3e-6, atol=3e-6)

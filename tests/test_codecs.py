@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT
 
 from specdec_plugins.decoding.loop import Session
-from specdec_plugins.formats.spec import Symbols
+from specdec_plugins.model.spec import Symbols
 from specdec_plugins.text import byte_level
 from specdec_plugins.text.codec import CodecConfig, open_codec
 from specdec_plugins.text.lines import read_lines

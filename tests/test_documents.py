@@ -21,7 +21,7 @@ from specdec_plugins.assignment import beyond_training
 from specdec_plugins.commands.translation import inputs
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.torch.model import TorchModel
-from specdec_plugins.decoding.backends.torch.transformer import load_pair
+from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.loop import Session, speculative_decode
 from specdec_plugins.decoding.noise import mixed
 from specdec_plugins.decoding.roles import NoDrafter

@@ -10,63 +10,56 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 from conftest import ROOT, make_drafter, make_verifier, model_settings
-from naive import logits, random_model
+from naive import changed, logits, random_model, side_of
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from specdec_plugins.decoding.backends.cpu import model as cpu
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.model import TorchModel
-from specdec_plugins.decoding.backends.torch.transformer import UnsupportedModel, load_pair
+from specdec_plugins.decoding.backends.torch.placement import load_pair
+from specdec_plugins.decoding.backends.torch.transformer import UnsupportedModel
 from specdec_plugins.decoding.compiled import library
 from specdec_plugins.decoding.options import Beam
 from specdec_plugins.decoding.values import Source
 from specdec_plugins.formats import fairseq
 from specdec_plugins.formats.checkpoint import CheckpointError
 from specdec_plugins.formats.folder import Pair, load_folder, save_folder
-from specdec_plugins.formats.spec import (
-    Model,
-    ModelSpec,
-    SideSpec,
-    Symbols,
-    extended,
-    fingerprint,
-    sinusoidal,
-    sinusoidal_table,
-)
+from specdec_plugins.formats.spec import Model, extended, fingerprint, sinusoidal, sinusoidal_table
+from specdec_plugins.model.spec import ModelSpec, Output, Symbols
 from specdec_plugins.text.codec import CodecConfig
 
 DEMO = ROOT / "data" / "demo.en-de"
 WORDS = 20
 SIZE = WORDS + 4
-SIDE = SideSpec(
+SIDE = side_of(
     layers=2, heads=2, width=16, inner_width=24, prenorm=False, final_norm=False, embedding_norm=False, embedding_scale=4.0,
     max_positions=30, position_offset=2,
 )  # fmt: skip
-PLAIN = ModelSpec(SIDE, SIDE, "relu")
-PRENORM = replace(SIDE, prenorm=True, final_norm=True)
+PLAIN = ModelSpec(SIDE, SIDE)
+PRENORM = changed(SIDE, prenorm=True, final_norm=True)
 SPECS = {
     "plain": PLAIN,
-    "output bias": replace(PLAIN, output_bias=True),
-    "swish": replace(PLAIN, activation="swish"),
-    "gelu": replace(PLAIN, activation="gelu"),
-    "gelu_tanh": replace(PLAIN, activation="gelu_tanh"),
-    "offset 0": replace(PLAIN, encoder=replace(SIDE, position_offset=0), decoder=replace(SIDE, position_offset=0)),
-    "two offsets": replace(PLAIN, encoder=replace(SIDE, position_offset=0), decoder=replace(SIDE, position_offset=5)),
-    "zero start": replace(PLAIN, zero_start=True),
-    "start is pad": replace(PLAIN, symbols=Symbols(start=1)),
-    "start is another": replace(PLAIN, symbols=Symbols(start=9), output_bias=True, activation="swish", zero_start=False),
-    "two scales": replace(PLAIN, encoder=replace(SIDE, embedding_scale=1.0), decoder=replace(SIDE, embedding_scale=0.7)),
-    "pre-norm": replace(PLAIN, encoder=PRENORM, decoder=replace(PRENORM, final_norm=False)),
-    "post-norm, final norm": replace(PLAIN, encoder=replace(SIDE, final_norm=True), decoder=replace(SIDE, final_norm=True)),
-    "embedding norms": replace(
-        PLAIN, encoder=replace(SIDE, embedding_norm=True), decoder=replace(PRENORM, embedding_norm=True), zero_start=True
+    "output bias": changed(PLAIN, output_bias=True),
+    "swish": changed(PLAIN, activation="swish"),
+    "gelu": changed(PLAIN, activation="gelu"),
+    "gelu_tanh": changed(PLAIN, activation="gelu_tanh"),
+    "offset 0": changed(PLAIN, encoder=changed(SIDE, position_offset=0), decoder=changed(SIDE, position_offset=0)),
+    "two offsets": changed(PLAIN, encoder=changed(SIDE, position_offset=0), decoder=changed(SIDE, position_offset=5)),
+    "zero start": changed(PLAIN, zero_start=True),
+    "start is pad": changed(PLAIN, symbols=Symbols(start=1)),
+    "start is another": changed(PLAIN, symbols=Symbols(start=9), output_bias=True, activation="swish", zero_start=False),
+    "two scales": changed(PLAIN, encoder=changed(SIDE, embedding_scale=1.0), decoder=changed(SIDE, embedding_scale=0.7)),
+    "pre-norm": changed(PLAIN, encoder=PRENORM, decoder=changed(PRENORM, final_norm=False)),
+    "post-norm, final norm": changed(PLAIN, encoder=changed(SIDE, final_norm=True), decoder=changed(SIDE, final_norm=True)),
+    "embedding norms": changed(
+        PLAIN, encoder=changed(SIDE, embedding_norm=True), decoder=changed(PRENORM, embedding_norm=True), zero_start=True
     ),
-    "marian": replace(
-        PLAIN, encoder=replace(SIDE, position_offset=0), decoder=replace(SIDE, position_offset=0, layers=1), activation="swish",
+    "marian": changed(
+        PLAIN, encoder=changed(SIDE, position_offset=0), decoder=changed(SIDE, position_offset=0, layers=1), activation="swish",
         output_bias=True, zero_start=True, symbols=Symbols(pad=23, eos=0, start=23, mask=1),
     ),
-    "other widths": replace(PLAIN, encoder=replace(SIDE, width=24, heads=3, layers=1, inner_width=12)),
+    "other widths": changed(PLAIN, encoder=changed(SIDE, width=24, heads=3, layers=1, inner_width=12)),
 }  # fmt: skip
 WIDE = {"width": 64, "heads": 2, "inner_width": 96}
 
@@ -111,7 +104,7 @@ def test_forward_is_the_specs(case):
 
 @torch.inference_mode()
 def test_all_positions_are_read():
-    model = random_model(replace(PLAIN, encoder=replace(SIDE, position_offset=0)), SIZE, SIZE, spare=0)
+    model = random_model(changed(PLAIN, encoder=changed(SIDE, position_offset=0)), SIZE, SIZE, spare=0)
     source, target = [4] * (SIDE.max_positions - 1) + [2], [5] * (SIDE.max_positions - 1)
     found = read_twice(TorchModel(load_pair(model, None, dtype=torch.float64)[0]), [(source, target)], 2)
     torch.testing.assert_close(found[0], logits(model, source, target), rtol=1e-9, atol=1e-9)
@@ -121,7 +114,7 @@ def test_all_positions_are_read():
 @torch.inference_mode()
 def test_kernels_compute_the_spec(case):
     spec = SPECS[case]
-    spec = replace(spec, encoder=replace(spec.encoder, **WIDE), decoder=replace(spec.decoder, **WIDE))
+    spec = replace(spec, encoder=changed(spec.encoder, **WIDE), decoder=changed(spec.decoder, **WIDE))
     model = random_model(spec, SIZE, SIZE + 3)
     engine, _ = load_pair(model, None)
     if not library():
@@ -135,19 +128,21 @@ def test_kernels_compute_the_spec(case):
 
 def test_what_cannot_be_a_model_is_said_at_once():
     with pytest.raises(ValueError) as caught:
-        ModelSpec(replace(SIDE, heads=3), replace(SIDE, inner_width=0, embedding_scale=float("nan")), "tanh", forced=(-1,))
+        ModelSpec(
+            changed(SIDE, heads=3, activation="tanh"), changed(SIDE, inner_width=0), Output(scale=float("nan")), forced=(-1,)
+        )
     named = (
         "'tanh'",
         "encoder: 3 heads",
         "decoder: layers",
-        "decoder: embeddings scaled by nan",
+        "outputs scaled by nan",
         "special tokens must not be negative",
     )
     assert all(each in str(caught.value) for each in named)
     for change in ({"layers": 10**9}, {"width": 1 << 20, "heads": 1}, {"max_positions": 10**9}, {"max_positions": 1 << 19,
                    "width": 1 << 10}):  # fmt: skip
         with pytest.raises(ValueError, match="decoder: "):
-            replace(PLAIN, decoder=replace(SIDE, **change))
+            replace(PLAIN, decoder=changed(SIDE, **change))
 
 
 # ---- fairseq's checkpoints
@@ -164,11 +159,18 @@ def test_settings_become_a_spec():
     }  # fmt: skip
     model, args = make_verifier(words=WORDS, **changes)
     found = fairseq.read(state_of(model, args), "x")
-    shared = {"layers": 2, "heads": 2, "width": 16, "inner_width": 24, "embedding_norm": True, "embedding_scale": 4.0}
+    shared = {
+        "layers": 2,
+        "heads": 2,
+        "width": 16,
+        "inner_width": 24,
+        "embedding_norm": True,
+        "embedding_scale": 4.0,
+        "activation": "gelu_tanh",
+    }
     assert found.spec == ModelSpec(
-        SideSpec(**shared, prenorm=False, final_norm=False, max_positions=40, position_offset=2),
-        SideSpec(**{**shared, "layers": 3}, prenorm=True, final_norm=True, max_positions=64, position_offset=2),
-        "gelu_tanh",
+        side_of(**shared, max_positions=40, position_offset=2),
+        side_of(**{**shared, "layers": 3}, prenorm=True, final_norm=True, max_positions=64, position_offset=2),
     )
     assert found.tensors["encoder.embed_positions.weight"].shape == (42, 16)
     assert found.tensors["decoder.embed_positions.weight"] is sinusoidal(66, 16, 1)
@@ -308,7 +310,7 @@ def dictionary(folder, name, words=WORDS):
 @pytest.fixture
 def pair(tmp_path):
     """A verifier with everything that fairseq has not, and a causal drafter that shares its encoder."""
-    spec = replace(
+    spec = changed(
         PLAIN, encoder=replace(SIDE, max_positions=20), decoder=replace(SIDE, max_positions=28), activation="swish",
         output_bias=True, zero_start=True, symbols=Symbols(start=9), forced=(5,), suppressed=(6, 7),
     )  # fmt: skip
@@ -396,6 +398,10 @@ def changed(folder, change):
     path.write_text(json.dumps(content))
 
 
+def heads_of(content):
+    return content["verifier"]["spec"]["encoder"]["attention"]
+
+
 DAMAGES = {
     "unknown key 'alien'": lambda c: c.update(alien=1),
     "unknown key 'verifier.alien'": lambda c: c["verifier"].update(alien=1),
@@ -403,13 +409,13 @@ DAMAGES = {
     "unknown key 'drafter.spec.decoder.alien'": lambda c: c["drafter"]["spec"]["decoder"].update(alien=1),
     "unknown key 'verifier.spec.symbols.alien'": lambda c: c["verifier"]["spec"]["symbols"].update(alien=1),
     "options: .* has no alien": lambda c: c["drafter"]["options"].update(alien=1),
-    "no 'verifier.spec.encoder.heads'": lambda c: c["verifier"]["spec"]["encoder"].pop("heads"),
-    "'verifier.spec.encoder.heads' is '2', not of type int": lambda c: c["verifier"]["spec"]["encoder"].update(heads="2"),
-    "'verifier.spec.output_bias' is 1, not of type bool": lambda c: c["verifier"]["spec"].update(output_bias=1),
+    "no 'verifier.spec.encoder.attention.heads'": lambda c: heads_of(c).pop("heads"),
+    "'verifier.spec.encoder.attention.heads' is '2', not of type int": lambda c: heads_of(c).update(heads="2"),
+    "'verifier.spec.output.bias' is 1, not of type bool": lambda c: c["verifier"]["spec"]["output"].update(bias=1),
     "'drafter.block_size' is True, not of type int": lambda c: c["drafter"].update(block_size=True),
     r"'verifier.spec.forced\[0\]' is 1.5, not of type int": lambda c: c["verifier"]["spec"].update(forced=[1.5]),
     "verifier.spec.encoder is not an object": lambda c: c["verifier"]["spec"].update(encoder=[]),
-    "verifier.spec: encoder: 5 heads do not divide": lambda c: c["verifier"]["spec"]["encoder"].update(heads=5),
+    "verifier.spec: encoder: 5 heads do not divide": lambda c: heads_of(c).update(heads=5),
     "verifier.spec: decoder: more than 1,000 layers": lambda c: c["verifier"]["spec"]["decoder"].update(layers=10**9),
     "unknown tokenizer 'none'": lambda c: c["codec"].update(options={"tokenizer": "none"}),
     "unknown options: alien": lambda c: c["codec"].update(options={"alien": 1}),

@@ -22,7 +22,8 @@ from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, GRAPH_BYTES, Eager, Recorder, cuda_graphs
 from specdec_plugins.decoding.backends.torch.model import TorchModel
-from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY, drafter_shapes, load_pair
+from specdec_plugins.decoding.backends.torch.placement import load_pair
+from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY, drafter_shapes
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.values import Request, Source
 from specdec_plugins.decoding.verifier import ModelVerifier

@@ -12,7 +12,7 @@ import hf_text
 import pytest
 
 from specdec_plugins.extras import install_command
-from specdec_plugins.formats.spec import Symbols
+from specdec_plugins.model.spec import Symbols
 from specdec_plugins.text.codec import CodecConfig, NoLanguage, open_codec
 from specdec_plugins.text.huggingface import TokenizerFolder
 from specdec_plugins.text.languages import language

@@ -19,14 +19,15 @@ from support import long_but
 from specdec_plugins.commands import import_model, progress, translate
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.model import TorchModel
-from specdec_plugins.decoding.backends.torch.transformer import load_pair
+from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.values import Source
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.engine import Engine
 from specdec_plugins.formats.folder import Pair
 from specdec_plugins.formats.huggingface import read_model
-from specdec_plugins.formats.spec import DrafterModel, OutputRules
+from specdec_plugins.formats.spec import DrafterModel
 from specdec_plugins.measure.certificate import LINES
+from specdec_plugins.model.spec import OutputRules
 from specdec_plugins.settings import Settings
 from specdec_plugins.text.codec import CodecConfig
 from specdec_plugins.text.lines import read_lines

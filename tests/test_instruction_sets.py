@@ -6,12 +6,11 @@ hashes, and which kernels a run names.
 
 import random
 import struct
-from dataclasses import replace
 
 import pytest
 import torch
 from conftest import ROOT, corpus, run_python
-from naive import random_model
+from naive import changed, random_model, side_of
 from support import WORDS, Knowing, engine_model, sentences
 from test_beam import Planned
 from test_kernels import wide_drafter
@@ -21,7 +20,7 @@ from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.alignment import Aligner
 from specdec_plugins.decoding.backends.cpu import binding, model
-from specdec_plugins.decoding.backends.torch.transformer import load_pair
+from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.drafters.block import BlockDrafter
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
@@ -32,17 +31,11 @@ from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Request
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import load_folder
-from specdec_plugins.formats.spec import (
-    Heads,
-    Model,
-    ModelSpec,
-    SideSpec,
-    Symbols,
-    sinusoidal_tables,
-)
+from specdec_plugins.formats.spec import Model, sinusoidal_tables
 from specdec_plugins.measure import hashes
 from specdec_plugins.measure.machine import machine
 from specdec_plugins.measure.runs import check_kernels
+from specdec_plugins.model.spec import Heads, ModelSpec, Output, Symbols
 from specdec_plugins.settings import OptionError, Settings
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.translator import Translator
@@ -74,21 +67,21 @@ def said(results):
 # ---- random models
 
 
-def side_of(rng, width, heads):
+def random_side(rng, width, heads, activation="relu"):
     prenorm, inner = rng.random() < 0.5, rng.choice([32, 96, 160])
-    return SideSpec(
+    return side_of(
         layers=rng.randint(1, 2), heads=heads, width=width, inner_width=inner, prenorm=prenorm, final_norm=rng.random() < 0.5,
         embedding_norm=rng.random() < 0.5, embedding_scale=rng.choice([1.0, width**0.5, 0.7]), max_positions=80,
-        position_offset=rng.choice([0, 2, 5]),
+        position_offset=rng.choice([0, 2, 5]), activation=activation,
     )  # fmt: skip
 
 
 def model_of(rng):
     """A model of any shape that the kernels compute; head widths from 4 to 96."""
     width, heads = rng.choice([(32, 8), (64, 2), (64, 8), (96, 1), (96, 4), (96, 12), (160, 8)])
-    encoder = side_of(rng, *rng.choice([(width, heads), (32, 2), (96, 4)]))
+    sizes, activation = rng.choice([(width, heads), (32, 2), (96, 4)]), rng.choice(["relu", "gelu", "gelu_tanh", "swish"])
     spec = ModelSpec(
-        encoder, side_of(rng, width, heads), rng.choice(["relu", "gelu", "gelu_tanh", "swish"]), output_bias=rng.random() < 0.5,
+        random_side(rng, *sizes, activation), random_side(rng, width, heads, activation), Output(rng.random() < 0.5),
         zero_start=rng.random() < 0.3, symbols=Symbols(start=rng.choice([2, 9])),
     )  # fmt: skip
     made = random_model(spec, SIZE, SIZE, seed=rng.randrange(10**6), spare=0)
@@ -291,8 +284,8 @@ def test_kernels_that_do_not_exist_or_do_not_run_are_wrong_options(capsys):
 
 def test_a_model_that_the_kernels_cannot_run_is_refused(request):
     rng = random.Random(0)
-    side = replace(side_of(rng, 48, 4), inner_width=40)
-    made = random_model(ModelSpec(side, side, "relu"), SIZE, SIZE)
+    side = changed(random_side(rng, 48, 4), inner_width=40)
+    made = random_model(ModelSpec(side, side), SIZE, SIZE)
     from specdec_plugins.decoding.assembly import assemble
 
     with pytest.raises(ValueError, match=r"kernels for generic cannot run this model: widths 40, 48"):

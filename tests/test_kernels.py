@@ -36,7 +36,7 @@ from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.cpu import model as cpu
 from specdec_plugins.decoding.backends.cpu.model import CpuModel
 from specdec_plugins.decoding.backends.cpu.passes import CpuPass
-from specdec_plugins.decoding.backends.torch import transformer
+from specdec_plugins.decoding.backends.torch import layers, transformer
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.drafters.block import BlockDrafter
@@ -46,7 +46,7 @@ from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Want, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
-from specdec_plugins.formats.spec import MAX_WIDTH
+from specdec_plugins.model.spec import MAX_WIDTH
 
 pytestmark = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
 WIDE = {
@@ -185,12 +185,12 @@ def with_rounded_weights(verifier, dtype):
     model = load(verifier, dtype=torch.float64)[0].transformer
 
     def linear(each):
-        return transformer.Linear(rounded(each.weight.float(), dtype), each.bias)
+        return layers.Linear(rounded(each.weight.float(), dtype), each.bias)
 
     for side in (model.encoder, model.decoder):
         for layer in side.layers:
             for name, value in vars(layer).items():
-                if isinstance(value, transformer.Linear):
+                if isinstance(value, layers.Linear):
                     setattr(layer, name, linear(value))
     model.decoder.memory = linear(model.decoder.memory)
     model.decoder.projection = rounded(model.decoder.projection.float(), dtype)

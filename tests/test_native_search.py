@@ -23,7 +23,7 @@ from specdec_plugins.decoding.options import Beam
 from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.values import Request, Source
 from specdec_plugins.decoding.verifier import ModelVerifier
-from specdec_plugins.formats.spec import OutputRules
+from specdec_plugins.model.spec import OutputRules
 
 pytestmark = KERNELS
 

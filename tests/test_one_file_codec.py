@@ -9,7 +9,7 @@ from random_pair import Shape, random_pair
 
 from specdec_plugins.documents import windows_of
 from specdec_plugins.formats.folder import Pair, load_folder, save_folder
-from specdec_plugins.formats.spec import Symbols
+from specdec_plugins.model.spec import Symbols
 from specdec_plugins.settings import Settings
 from specdec_plugins.text.codec import CodecConfig
 from specdec_plugins.translator import Translator

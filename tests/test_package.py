@@ -12,15 +12,16 @@ PACKAGE = ROOT / "specdec_plugins"
 FAIRSEQ_SIDE = ("models", "criterions", "tasks")
 # What the files of a part of the package may import, inside functions too: itself, and these.
 MAY_IMPORT = {
-    "text": ("extras", "formats.code", "formats.description", "formats.errors", "formats.spec", "formats.strict"),
+    "text": ("extras", "formats.code", "formats.description", "formats.errors", "formats.spec", "formats.strict", "model"),
     "cpus": (),
     "settings": ("cpus", "decoding.options"),
     "options": ("settings", "text"),
     "workers": (),
     "extras": (),
-    "formats": ("text", "decoding.options"),
-    "decoding": ("formats.spec", "formats.code", "formats.files", "formats.errors", "cpus"),
-    "training": ("decoding", "formats", "text", "settings", "commands.runner", "commands.ready", *FAIRSEQ_SIDE),
+    "model": ("decoding.options",),
+    "formats": ("text", "model"),
+    "decoding": ("model", "formats.spec", "formats.positions", "formats.code", "formats.files", "formats.errors", "cpus"),
+    "training": ("decoding", "formats", "model", "text", "settings", "commands.runner", "commands.ready", *FAIRSEQ_SIDE),
     "files": ("text", "extras"),
     "units": ("text", "translations", "translator"),
     "documents": ("decoding", "text", "translations", "translator"),
@@ -28,8 +29,8 @@ MAY_IMPORT = {
     "terms": ("decoding", "protection", "text", "translations", "translator"),
     "protection": ("files", "text", "translations", "translator", "units"),
     "translations": ("decoding", "text"),
-    "assignment": ("decoding", "formats", "settings"),
-    "engine": ("assignment", "decoding", "formats", "settings", "translations", "measure.fairseq_generator"),
+    "assignment": ("decoding", "formats", "model", "settings"),
+    "engine": ("assignment", "decoding", "formats", "model", "settings", "translations", "measure.fairseq_generator"),
     "translator": (
         "annotation",
         "decoding",
@@ -45,7 +46,7 @@ MAY_IMPORT = {
     ),
     "serving": ("decoding", "engine", "files", "options", "settings", "text", "translations", "translator", "units"),
     "corpora": ("cpus", "formats.errors", "formats.files", "text", "workers"),
-    "measure": ("decoding", "formats", "text", "cpus", "engine", "settings", "translator", "workers"),
+    "measure": ("decoding", "formats", "model", "text", "cpus", "engine", "settings", "translator", "workers"),
     "commands": (
         "decoding",
         "files",
@@ -64,7 +65,7 @@ MAY_IMPORT = {
     ),
     "models": ("decoding", "formats", "training", "criterions"),
     "criterions": ("decoding.networks", "formats", "training"),
-    "tasks": ("decoding", "formats", "text", "training", "models", "criterions"),
+    "tasks": ("decoding", "formats", "model", "text", "training", "models", "criterions"),
     "__init__": ("serving.translator", "translator"),
 }
 

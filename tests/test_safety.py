@@ -250,10 +250,32 @@ def test_codes_of_an_unknown_version(tmp_path, version):
 
 @pytest.mark.parametrize("value", [10**20, 10**400, -(10**20), 1e308, float("inf"), float("nan")])
 @pytest.mark.parametrize(
-    "name", ["layers", "heads", "width", "inner_width", "max_positions", "position_offset", "embedding_scale"]
+    "path",
+    [
+        "layers",
+        "width",
+        "max_positions",
+        "attention.heads",
+        "attention.key_heads",
+        "attention.head_width",
+        "attention.scale",
+        "attention.cap",
+        "feed_forward.width",
+        "embedding.offset",
+        "embedding.scale",
+        "norm.eps",
+    ],
 )
-def test_absurd_numbers_in_a_description(copied, name, value):
-    folder = copied("causal", lambda content: content["verifier"]["spec"]["decoder"].update({name: value}))
+def test_absurd_numbers_in_a_description(copied, path, value):
+    *parts, name = path.split(".")
+
+    def damage(content):
+        part = content["verifier"]["spec"]["decoder"]
+        for each in parts:
+            part = part[each]
+        part[name] = value
+
+    folder = copied("causal", damage)
     with pytest.raises(ValueError, match=r"^[^\n]{20,1000}$"):
         Translator(load_folder(folder), Settings())
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from naive import side_of
 from random_pair import Shape, random_pair
 from support import read_call
 from test_kernels import variant  # noqa: F401
@@ -43,8 +44,9 @@ class Layer:
         self.projection = NativeLinear(weight, bias, "int4")
         self.screen = Screen(weight, bias, RANK) if screened else None
         self.stack = Stack(
-            self.engine, states, torch.zeros(1, WIDTH), heads=2, activation="relu", prenorm=False, projection=self.projection,
-            screen=self.screen,
+            self.engine, side_of(layers=1, heads=2, width=WIDTH, inner_width=WIDTH, max_positions=1), states,
+            torch.zeros(1, WIDTH),
+            projection=self.projection, screen=self.screen,
         )  # fmt: skip
 
     def __call__(self, rows):

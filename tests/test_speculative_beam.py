@@ -36,7 +36,7 @@ from specdec_plugins.decoding.search import groups
 from specdec_plugins.decoding.trees import AHEAD, TreeDraft, nodes_of, tokens_to
 from specdec_plugins.decoding.values import LOGITS, Draft, Request
 from specdec_plugins.decoding.verifier import ModelVerifier
-from specdec_plugins.formats.spec import OutputRules
+from specdec_plugins.model.spec import OutputRules
 from specdec_plugins.translator import Translator
 
 assert world  # a fixture

@@ -22,6 +22,7 @@ from specdec_plugins.commands import pack, score, translate
 from specdec_plugins.decoding.constraints import Repeats, repeat_table, repeated
 from specdec_plugins.extras import install_command
 from specdec_plugins.formats import checkpoint
+from specdec_plugins.model.spec import Embedding
 from specdec_plugins.text import byte_level
 from specdec_plugins.text.byte_level import ALPHABET, ByteLevel
 from specdec_plugins.text.lines import read_lines
@@ -191,7 +192,7 @@ def test_barts_models_are_read():
     model, args = tiny_bart(dictionary)
     shaken(model.double().eval())
     ours = engine_model(model, args)
-    assert ours.spec.encoder.embedding_norm and ours.spec.encoder.embedding_scale == 1 and ours.spec.activation == "gelu"
+    assert ours.spec.encoder.embedding == Embedding(offset=2, norm=True) and ours.spec.decoder.feed_forward.activation == "gelu"
     source, output = [0, 7, 9, 12, 2], [2, 0, 5, 11]
     with torch.no_grad():
         expected = model(torch.tensor([source]), torch.tensor([5]), torch.tensor([output]))[0][0]

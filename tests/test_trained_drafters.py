@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import make_batch, make_dictionary, make_verifier
 from fairseq.distributed import ModuleProxyWrapper
+from naive import changed
 from support import EOS, SHAPES, SYMBOLS, WORDS, Lengths, Mixed, Noted, check_balance, check_sums, commit, sentences
 from test_native_loop import both, controllers, requests_of
 from test_native_loop import run as native_run
@@ -30,6 +31,7 @@ from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Distribution, Draft, Plan, Request, Source, Verdict, uniform
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.spec import DrafterModel
+from specdec_plugins.model.spec import Attention
 from specdec_plugins.models.drafter import DrafterShim
 
 OPTIONS = {
@@ -508,12 +510,12 @@ def test_a_drafter_on_the_verifiers_cache_takes_its_shape_from_the_verifier():
     model = make_model()
     network, _ = make_network("glide", model)
     tensors = {key: tensor.float() for key, tensor in network.state_dict().items()}
-    claimed = replace(model.spec, decoder=replace(model.spec.decoder, layers=1, heads=1))
+    claimed = replace(model.spec, decoder=replace(model.spec.decoder, layers=1, attention=Attention(1)))
     options = {**OPTIONS["glide"], "hosts": 1000}
     made = drafters.as_transformer(DrafterModel("glide", tensors, claimed, options, 4), model)
     decoder = model.spec.decoder
     assert made.spec == replace(
-        model.spec, decoder=replace(decoder, layers=2, inner_width=min(decoder.inner_width, decoder.width))
+        model.spec, decoder=changed(decoder, layers=2, inner_width=min(decoder.feed_forward.width, decoder.width))
     )
     assert made.options == {"hosts": decoder.layers}
     with pytest.raises(ValueError, match=f"drafter 'glide' has {decoder.layers + 1} layers, its verifier {decoder.layers}"):

@@ -17,8 +17,9 @@ from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.backends.sources import Sources
 from specdec_plugins.decoding.backends.torch import transformer
 from specdec_plugins.decoding.backends.torch.model import TorchModel
+from specdec_plugins.decoding.backends.torch.placement import Placement, load_pair
 from specdec_plugins.decoding.backends.torch.state import DenseState
-from specdec_plugins.decoding.backends.torch.transformer import Transformer, UnsupportedModel, load_pair
+from specdec_plugins.decoding.backends.torch.transformer import Transformer, UnsupportedModel
 from specdec_plugins.decoding.drafters.block import BlockDrafter
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Draft, Request, Source, uniform
@@ -138,9 +139,9 @@ def test_named_architectures(arch, tmp_path):
     checkpoint.save({"args": None, "cfg": {"model": args, "task": {}}, "model": model.state_dict()}, tmp_path / "model.pt")
     given = fairseq.read(checkpoint.load(tmp_path / "model.pt"), arch)
     spec = given.spec
-    assert spec.decoder.prenorm == spec.encoder.prenorm == arch.endswith("t2t")
-    assert (spec.encoder.embedding_scale == 1.0) == arch.startswith("bart")
-    assert spec.activation == ("gelu" if "bart" in arch else "relu")
+    assert [side.norms == "before" for side in (spec.encoder, spec.decoder)] == [arch.endswith("t2t")] * 2
+    assert (spec.encoder.embedding.scale == 1.0) == arch.startswith("bart")
+    assert spec.encoder.feed_forward.activation == ("gelu" if "bart" in arch else "relu")
     assert_same_logits(model, TorchModel(load_pair(given, None, dtype=torch.float64)[0]))
 
 
@@ -195,7 +196,7 @@ def test_drafters_logits_are_the_plugins(form, copy, shape):
 
 def placed(model, dtype):
     """An engine's model in a data type."""
-    return Transformer.load(replace(model, tensors=transformer.Placement("cpu", dtype)(model.tensors)))
+    return Transformer.load(replace(model, tensors=Placement("cpu", dtype)(model.tensors)))
 
 
 @pytest.mark.parametrize("shape", NORMS)

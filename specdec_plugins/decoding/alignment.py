@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.values import Source, Want
-from specdec_plugins.formats.spec import Heads, Symbols
+from specdec_plugins.model.spec import Heads, Symbols
 
 ROWS = 32  # outputs per pass
 NUMBERS = 1 << 22  # attention weights per pass, at most, unless a single output has more

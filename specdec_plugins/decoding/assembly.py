@@ -8,7 +8,7 @@ from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.backends.cpu import model as cpu
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Recorder, Runner, cuda_graphs
 from specdec_plugins.decoding.backends.torch.model import TorchModel
-from specdec_plugins.decoding.backends.torch.transformer import load_pair
+from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.compiled import chosen
 from specdec_plugins.decoding.roles import Drafter, NoDrafter
 from specdec_plugins.decoding.verifier import ModelVerifier

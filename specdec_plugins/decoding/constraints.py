@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec_plugins.formats.spec import ModelSpec, OutputRules, Symbols
+from specdec_plugins.model.spec import ModelSpec, OutputRules, Symbols
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from ctypes import byref
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 
 from specdec_plugins.decoding.backends.cpu.binding import integers, start
 from specdec_plugins.decoding.backends.cpu.model import CpuModel
@@ -80,7 +80,7 @@ class NativeSearch:
         self.verifier, self.context = verifier, constraints.context
         symbols, self._banned = constraints.symbols, integers(constraints.banned)
         self._record, self._scores = array("q"), array("f")
-        linears = chain(*verifier.stack.layers, [verifier.stack.projection])
+        linears = [*verifier.stack.linears, verifier.stack.projection]
         self.joins = sum(linear.weight_bytes for linear in linears if linear) <= TWICE  # batches with other rows
         self._call = kernels().structs["SearchCall"](
             verifier=verifier.stack.pointer, start=symbols.start, eos=symbols.eos, unk=symbols.mask,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.options import Beam, Sampling, Tolerance, Tree
-from specdec_plugins.formats.spec import HUGE, Heads, Symbols
+from specdec_plugins.model.spec import HUGE, Heads, Symbols
 
 
 class ModelLimits(NamedTuple):

@@ -1,6 +1,7 @@
-"""``model.json``, the description of a model folder, in formats 1 to 3. Untrusted input.
+"""``model.json``, the description of a model folder, in formats 1 to 4. Untrusted input.
 
-Format 1 contains fairseq's settings, format 2 a spec and fairseq's dictionaries, format 3 a spec and a codec with its files.
+Format 1 contains fairseq's settings, format 2 a spec and fairseq's dictionaries, format 3 a spec and a codec with its files,
+format 4 a spec of parts.
 """
 
 import json
@@ -9,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specdec_plugins.formats.spec import Heads, ModelSpec
 from specdec_plugins.formats.strict import parse
+from specdec_plugins.model.spec import Heads, ModelSpec
 from specdec_plugins.text.tokenizers import BYTE_LEVEL, TOKENIZERS
 
-FORMAT = 3
+FORMAT = 4
 MAX_JSON_BYTES = 1_000_000
 
 
@@ -102,7 +103,13 @@ class DescriptionOfFormat1(Dictionaries):
         return codec_entry(TOKENIZERS[0], self.source_dict, self.target_dict, self.codes)
 
 
-VERSIONS = {1: DescriptionOfFormat1, 2: DescriptionOfFormat2, FORMAT: Description}
+VERSIONS = {1: DescriptionOfFormat1, 2: DescriptionOfFormat2, 3: Description, FORMAT: Description}
+# Where formats 2 and 3 had what is now a part's
+MOVED = {
+    "heads": ("attention", "heads"), "inner_width": ("feed_forward", "width"), "activation": ("feed_forward", "activation"),
+    "embedding_norm": ("embedding", "norm"), "embedding_scale": ("embedding", "scale"),
+    "position_offset": ("embedding", "offset"),
+}  # fmt: skip
 
 
 def read_description(path: Path) -> Description | DescriptionOfFormat1:
@@ -112,15 +119,40 @@ def read_description(path: Path) -> Description | DescriptionOfFormat1:
     if type(version) is not int or version not in VERSIONS:
         raise ValueError(f"{path}: format {version}; this version reads formats {', '.join(map(str, VERSIONS))}")
     try:
+        if version in (2, 3):
+            content = {name: in_parts(value) if name in ("verifier", "drafter") else value for name, value in content.items()}
         old: Any = parse(VERSIONS[version], content)
-        if version != 2:
+        if version == 1:
             return old
-        codec = codec_entry(old.tokenizer, old.source_dict, old.target_dict, old.codes)
-        return Description(
-            FORMAT, old.source_lang, old.target_lang, codec, old.verifier, old.drafter, alignment=old.alignment
-        )  # fmt: skip
+        codec = codec_entry(old.tokenizer, old.source_dict, old.target_dict, old.codes) if version == 2 else old.codec
+        return Description(FORMAT, old.source_lang, old.target_lang, codec, old.verifier, old.drafter, alignment=old.alignment)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def in_parts(entry: Any) -> Any:
+    """A model of format 2 or 3, untrusted JSON, with a spec of parts."""
+    spec = entry.get("spec") if isinstance(entry, dict) else None
+    if not isinstance(spec, dict):
+        return entry
+    spec = dict(spec)
+    activation = {"activation": spec.pop("activation")} if "activation" in spec else {}
+    if "output_bias" in spec:
+        spec["output"] = {"bias": spec.pop("output_bias")}
+    for name in ("encoder", "decoder"):
+        if isinstance(spec.get(name), dict):
+            spec[name] = side_in_parts({**spec[name], **activation})
+    return {**entry, "spec": spec}
+
+
+def side_in_parts(old: dict[str, Any]) -> dict[str, Any]:
+    side: dict[str, Any] = {name: value for name, value in old.items() if name not in MOVED and name != "prenorm"}
+    for name, (part, field_name) in MOVED.items():
+        if name in old:
+            side.setdefault(part, {})[field_name] = old[name]
+    if "prenorm" in old:
+        side["norms"] = {True: "before", False: "after"}.get(old["prenorm"]) if type(old["prenorm"]) is bool else old["prenorm"]
+    return side
 
 
 def codec_entry(tokenizer: str, source: str, target: str, codes: str | None) -> CodecEntry:

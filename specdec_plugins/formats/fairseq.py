@@ -14,6 +14,7 @@ import argparse
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,17 +22,8 @@ from torch import Tensor
 
 from specdec_plugins.formats.checkpoint import Checkpoint, CheckpointError, model_args, task_settings
 from specdec_plugins.formats.errors import brief, listed
-from specdec_plugins.formats.spec import (
-    DrafterModel,
-    Model,
-    ModelSpec,
-    SideSpec,
-    Symbols,
-    own_shapes,
-    sinusoidal_table,
-    tensor_faults,
-    tensor_shapes,
-)
+from specdec_plugins.formats.spec import DrafterModel, Model, own_shapes, sinusoidal_table, tensor_faults, tensor_shapes
+from specdec_plugins.model.spec import Attention, Embedding, FeedForward, ModelSpec, Norm, Output, SideSpec, Symbols
 
 PAD = Symbols().pad
 OFFSET = PAD + 1  # a position table's row for the first token: fairseq counts from the padding symbol's id + 1
@@ -226,21 +218,21 @@ def spec_of(args: Mapping[str, Any], weights: Mapping[str, Tensor], unscaled: bo
         table, inner = weights.get(f"{name}.embed_positions.weight"), weights.get(f"{name}.layers.0.fc1.weight")
         most = POSITIONS if table is None else len(table) - OFFSET
         layers = {key.split(".")[2] for key in weights if key.startswith(f"{name}.layers.")}
+        inner_width = int(args.get(f"{name}_ffn_embed_dim") or (0 if inner is None else len(inner)))
         return SideSpec(
             layers=int(args.get(f"{name}_layers") or len(layers)),
-            heads=int(args[f"{name}_attention_heads"]),
             width=width,
-            inner_width=int(args.get(f"{name}_ffn_embed_dim") or (0 if inner is None else len(inner))),
-            prenorm=prenorm,
-            final_norm=prenorm and f"{name}.layer_norm.weight" in weights,
-            embedding_norm=f"{name}.layernorm_embedding.weight" in weights,
-            embedding_scale=1.0 if unscaled else math.sqrt(width),
+            attention=Attention(int(args[f"{name}_attention_heads"])),
+            feed_forward=FeedForward(inner_width, ACTIVATIONS[args.get("activation_fn") or "relu"]),
             max_positions=int(args.get(positions) or most),
-            position_offset=OFFSET,
+            embedding=Embedding(
+                1.0 if unscaled else math.sqrt(width), OFFSET, norm=f"{name}.layernorm_embedding.weight" in weights
+            ),
+            norms="before" if prenorm else "after",
+            final_norm=prenorm and f"{name}.layer_norm.weight" in weights,
         )
 
-    activation = ACTIVATIONS[args.get("activation_fn") or "relu"]
-    return ModelSpec(side("encoder", "max_source_positions"), side("decoder", "max_target_positions"), activation)
+    return ModelSpec(side("encoder", "max_source_positions"), side("decoder", "max_target_positions"))
 
 
 def canonical(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
@@ -276,25 +268,26 @@ def checkpoint_of(model: Model) -> Checkpoint:
     """The checkpoint of ``--arch transformer`` for ``model``. Raises ValueError for what fairseq's Transformer does not
     compute."""
     spec, tensors = model.spec, model.tensors
+    first, prenorm = spec.encoder, {side: side.norms == "before" for side in (spec.encoder, spec.decoder)}
     if faults := fairseq_faults(spec):
         raise ValueError("fairseq's Transformer does not compute " + "; ".join(faults))
     embedding = tensors["decoder.embed_tokens.weight"]
     tied = same(tensors["decoder.output_projection.weight"], embedding)
     args: dict[str, Any] = {
         "arch": "transformer",
-        "activation_fn": {canonical: name for name, canonical in reversed(ACTIVATIONS.items())}[spec.activation],
+        "activation_fn": {canonical: name for name, canonical in reversed(ACTIVATIONS.items())}[first.feed_forward.activation],
         "max_source_positions": spec.encoder.max_positions,
         "max_target_positions": spec.decoder.max_positions,
-        "no_scale_embedding": spec.encoder.embedding_scale == 1.0,
-        "layernorm_embedding": spec.encoder.embedding_norm,
-        "no_decoder_final_norm": spec.decoder.prenorm and not spec.decoder.final_norm,
+        "no_scale_embedding": first.embedding.scale == 1.0,
+        "layernorm_embedding": first.embedding.norm,
+        "no_decoder_final_norm": prenorm[spec.decoder] and not spec.decoder.final_norm,
         "share_decoder_input_output_embed": tied,
         "share_all_embeddings": tied and same(tensors["encoder.embed_tokens.weight"], embedding),
         "decoder_input_dim": spec.decoder.width,
         "decoder_output_dim": spec.decoder.width,
     }
     # A version 1 encoder has no norm after its last layer.
-    weights = {**tensors, "encoder.version": torch.tensor([3.0 if spec.encoder.final_norm or not spec.encoder.prenorm else 1.0])}
+    weights = {**tensors, "encoder.version": torch.tensor([3.0 if first.final_norm or not prenorm[first] else 1.0])}
     weights["decoder.version"] = torch.tensor([3.0])
     for name, side in (("encoder", spec.encoder), ("decoder", spec.decoder)):
         positions = f"{name}.embed_positions.weight"
@@ -303,31 +296,41 @@ def checkpoint_of(model: Model) -> Checkpoint:
         if not learned:
             del weights[positions]  # fairseq computes it
         args |= {
-            f"{name}_embed_dim": side.width, f"{name}_ffn_embed_dim": side.inner_width, f"{name}_layers": side.layers,
-            f"{name}_attention_heads": side.heads, f"{name}_normalize_before": side.prenorm, f"{name}_learned_pos": learned,
+            f"{name}_embed_dim": side.width, f"{name}_ffn_embed_dim": side.feed_forward.width, f"{name}_layers": side.layers,
+            f"{name}_attention_heads": side.attention.heads, f"{name}_normalize_before": prenorm[side],
+            f"{name}_learned_pos": learned,
         }  # fmt: skip
     return {"args": argparse.Namespace(**args), "cfg": None, "model": weights}
 
 
 def fairseq_faults(spec: ModelSpec) -> list[str]:
     """The features of a spec that fairseq's Transformer does not compute."""
-    symbols = spec.symbols
+    symbols, sides = spec.symbols, (spec.encoder, spec.decoder)
+    activations = {side.feed_forward.activation for side in sides}
     unlike = {
-        "the activation swish": spec.activation == "swish",  # its own fails
-        "an output bias": spec.output_bias,
+        "the activation swish": "swish" in activations,  # its own fails
+        "two activations": len(activations) > 1,
+        "an output bias": spec.output.bias,
         "a zero embedding at the start": spec.zero_start,
         f"a start token that is not eos ({symbols.start})": symbols.start != symbols.eos,
         f"pad and eos as {symbols.pad} and {symbols.eos}": (symbols.pad, symbols.eos) != (PAD, Symbols().eos),
         "forced or suppressed tokens": bool(spec.forced or spec.suppressed),
         "the ends of outputs by other rules than its own": spec.outputs.library != "fairseq",
-        "an embedding norm on one side": spec.encoder.embedding_norm != spec.decoder.embedding_norm,
+        "an embedding norm on one side": spec.encoder.embedding.norm != spec.decoder.embedding.norm,
+        "scaled or capped logits": replace(spec.output, bias=False) != Output(),
     }
-    scales = {side.embedding_scale / math.sqrt(side.width) for side in (spec.encoder, spec.decoder)}
-    plain = {side.embedding_scale for side in (spec.encoder, spec.decoder)} == {1.0}
+    scales = {side.embedding.scale / math.sqrt(side.width) for side in sides}
+    plain = {side.embedding.scale for side in sides} == {1.0}
     unlike["embeddings scaled by neither 1 nor the root of their width"] = scales != {1.0} and not plain
     for name, side in (("encoder", spec.encoder), ("decoder", spec.decoder)):
-        unlike[f"positions of the {name} from row {side.position_offset} on"] = side.position_offset != OFFSET
-        unlike[f"a norm after the {name}'s last layer with norms after each part"] = side.final_norm and not side.prenorm
+        offset = side.embedding.offset
+        unlike[f"positions of the {name} from row {offset} on" if offset is not None else f"no positions of the {name}"] = (
+            offset != OFFSET
+        )
+        unlike[f"a norm after the {name}'s last layer with norms after each part"] = side.final_norm and side.norms == "after"
+        usual = Attention(side.attention.heads), FeedForward(side.feed_forward.width, side.feed_forward.activation), Norm()
+        parts = side.attention, side.feed_forward, side.norm
+        unlike[f"the {name}'s attention, feed-forward layers or norms"] = parts != usual or side.norms == "both"
     return [what for what, is_so in unlike.items() if is_so]
 
 

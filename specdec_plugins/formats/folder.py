@@ -26,7 +26,8 @@ from specdec_plugins.formats import checkpoint, description, fairseq, hub, huggi
 from specdec_plugins.formats.code import refuse_own_code
 from specdec_plugins.formats.description import CodecEntry, Description, DrafterEntry, VerifierEntry, codec_entry, read_json
 from specdec_plugins.formats.errors import listed
-from specdec_plugins.formats.spec import DrafterModel, Heads, Model
+from specdec_plugins.formats.spec import DrafterModel, Model
+from specdec_plugins.model.spec import Heads
 from specdec_plugins.text.codec import Codec, CodecConfig, open_codec
 from specdec_plugins.text.huggingface import TokenizerFolder
 from specdec_plugins.text.tokenizers import BYTE_LEVEL, TOKENIZERS

@@ -1,4 +1,4 @@
-"""Sinusoidal position tables, equal to the last bit on every machine.
+"""Tables of positions, sinusoidal, rotary and relative, equal to the last bit on every machine.
 
 Exponentials and sines of PyTorch, NumPy and C libraries differ in their last bits between CPUs. These are polynomials in float64,
 computed by additions, multiplications and divisions alone, which IEEE 754 rounds in one way, and rounded to float32 at the end.
@@ -52,6 +52,37 @@ def sinusoidal_from_zero(rows: int, width: int) -> Tensor:
         part = table[first : first + len(some)]
         sines_and_cosines(some[:, None] / rates, part[:, :half], part[:, half:])
     return torch.from_numpy(table)
+
+
+@lru_cache(maxsize=8)
+def rotations(rows: int, width: int, theta: float) -> Tensor:
+    """(rows, width) float32 cosines, then sines, of the angles that rotary positions turn the halves of a head by.
+
+    Rates and angles are rounded to float32, as in transformers. Cached. Read-only.
+    """
+    exponents = (np.arange(0, width, 2) / width).astype(np.float32).astype(np.float64)
+    rates = np.float32(1) / exponential(exponents * math.log(theta)).astype(np.float32)
+    table = np.empty((rows, width), np.float32)
+    half = width // 2
+    for first, some in _chunks(rows, half):
+        angles, part = some.astype(np.float32)[:, None] * rates, table[first : first + len(some)]
+        sines_and_cosines(angles.astype(np.float64), part[:, half:], part[:, :half])
+    return torch.from_numpy(table)
+
+
+@lru_cache(maxsize=8)
+def buckets(count: int, distance: int, both_ways: bool) -> tuple[int, ...]:
+    """T5's bucket of each distance of a key ahead of its query, from ``-distance`` to ``distance``, in float32 as there."""
+    half = count // 2 if both_ways else count
+    exact = half // 2
+    step = np.float32(math.log(distance / exact))
+    found = []
+    for ahead in range(-distance, distance + 1):
+        far, first = (abs(ahead), half * (ahead > 0)) if both_ways else (max(0, -ahead), 0)
+        if far >= exact:
+            far = exact + int(np.float32(math.log(np.float32(far / exact))) / step * np.float32(half - exact))
+        found.append(first + min(far, half - 1))
+    return tuple(found)
 
 
 def _chunks(rows: int, half: int) -> list[tuple[int, np.ndarray]]:

@@ -1,15 +1,17 @@
-"""Encoder-decoder Transformers, independent of any file format.
+"""A model: a `ModelSpec`, and tensors by canonical names, which fairseq and Hugging Face's BART family share.
 
-A model is a `ModelSpec` and tensors by canonical names, which fairseq and Hugging Face's BART family share. SIDE is ``encoder``
-or ``decoder``, I a layer from 0, D the width, H the inner width, V the vocabulary, P positions:
+SIDE is ``encoder`` or ``decoder``, N a layer from 0, D the width, I the inner width, V the vocabulary, P positions, H heads, G
+key-value heads, K width of a head. What a spec does not ask for is missing: biases, gates, norms.
 
     SIDE.embed_tokens.weight (V, D), SIDE.embed_positions.weight (P, D), SIDE.layernorm_embedding.{weight,bias} (D,)
-    SIDE.layers.I.self_attn.{q,k,v,out}_proj.{weight (D, D),bias (D,)}, SIDE.layers.I.self_attn_layer_norm.{weight,bias}
-    decoder.layers.I.encoder_attn.{q,k,v,out}_proj.{weight,bias}, decoder.layers.I.encoder_attn_layer_norm.{weight,bias}
-    SIDE.layers.I.{fc1 (H, D),fc2 (D, H)}.{weight,bias}, SIDE.layers.I.final_layer_norm.{weight,bias}
+    SIDE.layers.N.self_attn.{q (H K, D),k (G K, D),v (G K, D),out (D, H K)}_proj.{weight,bias}
+    SIDE.layers.N.self_attn.{q,k}_norm.{weight,bias} (K,), SIDE.layers.N.self_attn.relative.weight (buckets, H)
+    decoder.layers.N.encoder_attn.{q,k,v,out}_proj.{weight,bias}, decoder.layers.N.encoder_attn.{q,k}_norm.{weight,bias}
+    SIDE.layers.N.{fc1 (I, D),gate (I, D),fc2 (D, I)}.{weight,bias}
+    SIDE.layers.N.{self_attn,encoder_attn,final}_{layer,after}_norm.{weight,bias}: `Residual`
     SIDE.layer_norm.{weight,bias}, decoder.output_projection.{weight (V, D),bias (V,)}
 
-Position tables are ordinary tensors, because their frequencies differ between families: row ``position_offset`` is the first
+Position tables are ordinary tensors, because their frequencies differ between families: row ``embedding.offset`` is the first
 token's, and there are at least ``max_positions`` rows from there. Tied tensors are the same object.
 """
 
@@ -23,143 +25,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.options import Beam
 from specdec_plugins.formats.errors import listed
 from specdec_plugins.formats.files import Mapped
 from specdec_plugins.formats.positions import sinusoidal, sinusoidal_from_zero
-
-ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "swish")
-# Beyond known models; a tiny file must not claim all memory. The widest, T5-11B, has 65,536; int4 products wrap above 75,000.
-MAX_LAYERS, MAX_WIDTH, MAX_POSITIONS, MAX_TABLE, MAX_SCALE = 1_000, 1 << 16, 1 << 20, 1 << 25, 1e6
-
-MAX_HEADS = 63  # of a layer that can be chosen: the kernels' bits
-HUGE = 1 << 31  # bounds numbers whose sums must fit into the kernels' 64 bits
+from specdec_plugins.model.spec import ModelSpec, Norm, SideSpec
 
 HALF = 2**-11  # largest error of a sine in float16
-
-
-@dataclass(frozen=True)
-class Symbols:
-    """Special token ids. The defaults are those of fairseq's dictionaries."""
-
-    pad: int = 1
-    eos: int = 2
-    start: int = 2  # what the decoder reads before the first token
-    mask: int = 3  # drafters read it for unknown tokens; ``<unk>``, as published
-
-
-@dataclass(frozen=True)
-class Heads:
-    """The cross-attention heads whose attention, summed, aligns an output token with its source.
-
-    ``reading``: the attention of the step that reads the token, in place of that of the step that predicts it.
-    """
-
-    layer: int
-    heads: tuple[int, ...]
-    reading: bool = False
-
-    def faults(self, decoder: "SideSpec") -> Iterator[str]:
-        if not 0 <= self.layer < decoder.layers:
-            yield f"layer {self.layer:,} of a decoder of {decoder.layers:,}"
-        if (
-            not self.heads
-            or len(set(self.heads)) < len(self.heads)
-            or not {*range(min(decoder.heads, MAX_HEADS))} >= {*self.heads}
-        ):
-            yield f"heads {self.heads!s:.80} of a layer of {decoder.heads:,}"
-
-    @classmethod
-    def usual(cls, decoder: "SideSpec") -> "Heads":
-        """For a model whose heads nobody has measured: all of the last layer but one (Garg et al. 2019)."""
-        return cls(max(0, decoder.layers - 2), tuple(range(min(decoder.heads, MAX_HEADS))))
-
-
-@dataclass(frozen=True)
-class SideSpec:
-    """An encoder or a decoder."""
-
-    layers: int
-    heads: int
-    width: int  # D
-    inner_width: int  # H, of the feed-forward layer
-    prenorm: bool  # norms before attention and feed-forward instead of after
-    final_norm: bool  # a norm after the last layer
-    embedding_norm: bool
-    embedding_scale: float  # factor of token embeddings
-    max_positions: int  # most tokens that it reads
-    position_offset: int  # the first token's row in the position table
-
-
-@dataclass(frozen=True)
-class OutputRules:
-    """How outputs end by default, as ``library`` ends them: the user's settings replace the numbers.
-
-    With ``huggingface``, pad is an ordinary token, the start token counts in n-grams, and forced tokens count in lengths. Of the
-    last four, greedy decoding uses none.
-    """
-
-    library: str = "fairseq"
-    ends: bool = True  # an output at the limit ends with eos
-    limit: int | None = None  # most tokens before eos; None: the engine's default
-    min_length: int = 1  # tokens before eos may follow
-    no_repeat: int = 0  # no n-gram of this size twice; 0: no ban
-    beams: int = 1
-    length_penalty: float = 1.0
-    early_stopping: str = "false"
-    renormalize: bool = False
-
-    def __post_init__(self) -> None:
-        self.beam()  # raises ValueError for its own fields
-        if not 1 <= (1 if self.limit is None else self.limit) < HUGE or not all(
-            0 <= n < HUGE for n in (self.min_length, self.no_repeat)
-        ):
-            raise ValueError(f"lengths of outputs from {self.min_length:,} to {self.limit} tokens, n-grams of {self.no_repeat:,}")
-
-    def beam(self) -> Beam:
-        """The beam search that the model asks for."""
-        return Beam(
-            self.beams, self.library, self.length_penalty, early_stopping=self.early_stopping, renormalize=self.renormalize
-        )
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """An encoder-decoder Transformer."""
-
-    encoder: SideSpec
-    decoder: SideSpec
-    activation: str  # one of `ACTIVATIONS`
-    output_bias: bool = False  # of the logits
-    zero_start: bool = False  # the start token's embedding is replaced by zeros
-    symbols: Symbols = Symbols()
-    forced: tuple[int, ...] = ()  # every output begins with these tokens
-    suppressed: tuple[int, ...] = ()  # no output contains these tokens; nor pad, by fairseq's rules
-    outputs: OutputRules = OutputRules()
-
-    def __post_init__(self) -> None:
-        """Raise ValueError with every fault."""
-        faults = []
-        if self.activation not in ACTIVATIONS:
-            faults.append(f"activation function '{self.activation}'; available: {', '.join(ACTIVATIONS)}")
-        for name, side in (("encoder", self.encoder), ("decoder", self.decoder)):
-            layers = side.layers + (name == "decoder")  # a drafter's decoder may have none: heads on hidden states
-            if min(layers, side.heads, side.width, side.inner_width, side.max_positions) < 1 or side.position_offset < 0:
-                faults.append(f"{name}: layers, heads, widths and positions are at least 1, and the offset of positions 0")
-            elif side.width % side.heads:
-                faults.append(f"{name}: {side.heads} heads do not divide a width of {side.width}")
-            rows = side.max_positions + side.position_offset
-            if side.layers > MAX_LAYERS or max(side.width, side.inner_width) > MAX_WIDTH:
-                faults.append(f"{name}: more than {MAX_LAYERS:,} layers, or wider than {MAX_WIDTH:,}")
-            elif rows > MAX_POSITIONS or rows * side.width > MAX_TABLE:
-                faults.append(f"{name}: {rows:,} positions of width {side.width:,}")
-            if not 0 < side.embedding_scale <= MAX_SCALE:
-                faults.append(f"{name}: embeddings scaled by {side.embedding_scale}")
-        symbols = self.symbols
-        if min(symbols.pad, symbols.eos, symbols.start, symbols.mask, *self.forced, *self.suppressed) < 0:
-            faults.append("special tokens must not be negative")
-        if faults:
-            raise ValueError("; ".join(faults))
 
 
 @dataclass(frozen=True)
@@ -190,11 +61,12 @@ Reading = TypeVar("Reading", Model, DrafterModel)
 def sinusoidal_table(side: SideSpec) -> Tensor | None:
     """A side's sinusoidal table; None if it cannot have one. Marian's if the first token's is row 0, else fairseq's, which is
     zero in the row before."""
-    if side.width < 4:
+    offset = side.embedding.offset
+    if side.width < 4 or offset is None:
         return None
-    if side.position_offset == 0:
+    if offset == 0:
         return sinusoidal_from_zero(side.max_positions, side.width)
-    return sinusoidal(side.position_offset + side.max_positions, side.width, side.position_offset - 1)
+    return sinusoidal(offset + side.max_positions, side.width, offset - 1)
 
 
 def sinusoidal_tables(spec: ModelSpec | None) -> dict[str, Tensor]:
@@ -239,25 +111,47 @@ def shapes(spec: ModelSpec, source_size: int, target_size: int) -> dict[str, tup
     """The shapes of a model's tensors, given its vocabulary sizes; position tables may have more rows."""
     found: dict[str, tuple[int, ...]] = {}
     for name, side, size in (("encoder", spec.encoder, source_size), ("decoder", spec.decoder, target_size)):
-        width, inner = side.width, side.inner_width
-        found[f"{name}.embed_tokens.weight"] = size, width
-        found[f"{name}.embed_positions.weight"] = side.position_offset + side.max_positions, width
-        norms = ["layernorm_embedding"] * side.embedding_norm + ["layer_norm"] * side.final_norm
-        linears = []
+        found[f"{name}.embed_tokens.weight"] = size, side.width
+        if side.embedding.offset is not None:
+            found[f"{name}.embed_positions.weight"] = side.embedding.offset + side.max_positions, side.width
+        for norm in ["layernorm_embedding"] * side.embedding.norm + ["layer_norm"] * side.final_norm:
+            found |= _norm(f"{name}.{norm}", side.norm, side.width)
         for index in range(side.layers):
-            layer = f"layers.{index}"
-            attentions = [("self_attn", width)] + [("encoder_attn", spec.encoder.width)] * (name == "decoder")
-            for attention, memory in attentions:
-                linears += [(f"{layer}.{attention}.{part}_proj", width, memory) for part in "kv"]
-                linears += [(f"{layer}.{attention}.{part}_proj", width, width) for part in ("q", "out")]
-                norms.append(f"{layer}.{attention}_layer_norm")
-            linears += [(f"{layer}.fc1", inner, width), (f"{layer}.fc2", width, inner)]
-            norms.append(f"{layer}.final_layer_norm")
-        for linear, outputs, inputs in linears:
-            found |= {f"{name}.{linear}.weight": (outputs, inputs), f"{name}.{linear}.bias": (outputs,)}
-        found |= {f"{name}.{norm}.{part}": (width,) for norm in norms for part in ("weight", "bias")}
+            found |= _layer(f"{name}.layers.{index}", side, spec.encoder.width if name == "decoder" else None)
     found["decoder.output_projection.weight"] = target_size, spec.decoder.width
-    return found | ({"decoder.output_projection.bias": (target_size,)} if spec.output_bias else {})
+    return found | ({"decoder.output_projection.bias": (target_size,)} if spec.output.bias else {})
+
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def _layer(name: str, side: SideSpec, memory: int | None) -> Shapes:
+    """A layer's; ``memory`` is the width of the source that it reads, if any."""
+    attention, feed, queries, keys = side.attention, side.feed_forward, side.query_width, side.key_width
+    found: Shapes = {}
+    for part, width in [("self_attn", side.width)] + ([] if memory is None else [("encoder_attn", memory)]):
+        sizes = {"q": (queries, side.width), "k": (keys, width), "v": (keys, width), "out": (side.width, queries)}
+        for projection, shape in sizes.items():
+            found |= _linear(f"{name}.{part}.{projection}_proj", shape, attention.bias)
+        for each in "qk" if attention.head_norm else "":
+            found |= _norm(f"{name}.{part}.{each}_norm", attention.head_norm, side.head_width)
+    if attention.relative:
+        found[f"{name}.self_attn.relative.weight"] = attention.relative.buckets, attention.heads
+    for linear in ["fc1"] + ["gate"] * feed.gated:
+        found |= _linear(f"{name}.{linear}", (feed.width, side.width), feed.bias)
+    found |= _linear(f"{name}.fc2", (side.width, feed.width), feed.bias)
+    for part in ("self_attn", "encoder_attn", "final")[:: 2 if memory is None else 1]:
+        for place in ("layer", "after") if side.norms == "both" else ("layer",):
+            found |= _norm(f"{name}.{part}_{place}_norm", side.norm, side.width)
+    return found
+
+
+def _linear(name: str, shape: tuple[int, int], bias: bool) -> Shapes:
+    return {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if bias else {})
+
+
+def _norm(name: str, norm: Norm | None, width: int) -> Shapes:
+    return {f"{name}.{part}": (width,) for part in ("weight", "bias")[: 1 + (norm is not None and norm.bias)]}
 
 
 def tensor_faults(

@@ -13,7 +13,8 @@ from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis, Request, Source
 from specdec_plugins.extras import needed
 from specdec_plugins.formats.fairseq import checkpoint_of
-from specdec_plugins.formats.spec import Model, Symbols
+from specdec_plugins.formats.spec import Model
+from specdec_plugins.model.spec import Symbols
 
 
 class FairseqGenerator:

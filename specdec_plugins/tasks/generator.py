@@ -24,7 +24,8 @@ from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis, Request
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.checkpoint import CheckpointError
-from specdec_plugins.formats.spec import DrafterModel, Model, Symbols
+from specdec_plugins.formats.spec import DrafterModel, Model
+from specdec_plugins.model.spec import Symbols
 from specdec_plugins.text.vocabulary import fingerprint_of
 
 logger = logging.getLogger(__name__)

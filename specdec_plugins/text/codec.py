@@ -19,7 +19,7 @@ from specdec_plugins.text.vocabulary import Vocabulary
 from specdec_plugins.text.words import Span
 
 if TYPE_CHECKING:  # preparation shares files of this package, and does without torch
-    from specdec_plugins.formats.spec import Symbols
+    from specdec_plugins.model.spec import Symbols
 
 GROUP = "specdec.codecs"
 BUILT_IN = {

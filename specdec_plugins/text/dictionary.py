@@ -12,7 +12,7 @@ from specdec_plugins.text.vocabulary import Vocabulary
 from specdec_plugins.text.words import CONTINUED, Span, align
 
 if TYPE_CHECKING:
-    from specdec_plugins.formats.spec import Symbols
+    from specdec_plugins.model.spec import Symbols
 
 
 class FairseqBpe:

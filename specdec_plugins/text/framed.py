@@ -14,7 +14,7 @@ from specdec_plugins.text.vocabulary import Vocabulary
 from specdec_plugins.text.words import Span, align
 
 if TYPE_CHECKING:
-    from specdec_plugins.formats.spec import Symbols
+    from specdec_plugins.model.spec import Symbols
 
 SPACE = "▁"  # begins a word
 PARTS = ("bos", "eos", "source", "target", "text")  # of a frame: special tokens, language tokens, the text's tokens

@@ -14,7 +14,7 @@ from specdec_plugins.text.vocabulary import Vocabulary
 from specdec_plugins.text.words import Span, align
 
 if TYPE_CHECKING:
-    from specdec_plugins.formats.spec import Symbols
+    from specdec_plugins.model.spec import Symbols
 
 UNNAMED = "<unk>"  # what transformers shows for numbers without a piece
 MARKED = re.compile(r">>.*?<<", re.DOTALL)  # a language token that begins a text

@@ -19,7 +19,7 @@ from specdec_plugins.text.vocabulary import Vocabulary
 from specdec_plugins.text.words import Span
 
 if TYPE_CHECKING:
-    from specdec_plugins.formats.spec import Symbols
+    from specdec_plugins.model.spec import Symbols
 
 TABLE = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
 FAMILIES = ("bart", "mbart", "mbart50", "nllb", "pegasus")

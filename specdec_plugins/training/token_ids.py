@@ -24,7 +24,7 @@ from torch import Tensor
 from specdec_plugins.commands.runner import Parser, command
 from specdec_plugins.extras import needed
 from specdec_plugins.formats.errors import printable
-from specdec_plugins.formats.spec import Symbols
+from specdec_plugins.model.spec import Symbols
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary

@@ -17,7 +17,7 @@ from specdec_plugins.decoding.options import Beam, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.search.beam import Ranked
 from specdec_plugins.decoding.values import Draft, Draws, Plan, Source, Verdict
-from specdec_plugins.formats.spec import ModelSpec
+from specdec_plugins.model.spec import ModelSpec
 
 
 class RowState(Protocol):

@@ -20,7 +20,7 @@ from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.sampling import Table, warp
 from specdec_plugins.decoding.trees import TreeDraft, branched
 from specdec_plugins.decoding.values import Plan
-from specdec_plugins.formats.spec import Symbols
+from specdec_plugins.model.spec import Symbols
 
 CANDIDATES = 16  # per position, for a successor network or sampling to choose from
 

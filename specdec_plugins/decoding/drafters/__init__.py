@@ -26,7 +26,8 @@ from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.values import Distribution, Draft, Plan, Request, Source
 from specdec_plugins.formats.code import find as find_code
-from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec, Symbols, weight_fault
+from specdec_plugins.formats.spec import DrafterModel, Model, weight_fault
+from specdec_plugins.model.spec import ModelSpec, Symbols
 
 GROUP = "specdec.drafters"
 Row = TypeVar("Row")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.backends.cache import hide
 from specdec_plugins.decoding.backends.reading import Reading
-from specdec_plugins.decoding.backends.torch.transformer import attention
+from specdec_plugins.decoding.backends.torch.layers import through, whole
 from specdec_plugins.decoding.drafters import CachedDrafter, CachedRows, over_the_verifier
 from specdec_plugins.decoding.drafters.block import drafted, loaded, within_positions
 from specdec_plugins.decoding.drafters.small import shape
@@ -65,17 +65,8 @@ class Network(nn.Module):
         encoded, hidden = batch.verifier.encode(batch.source)
         tokens, positions, seen = layout(batch.prefix, block, batch.symbols.mask)
         x = F.dropout(decoder.embedding(tokens, positions), self.options.dropout, self.training)  # (B, T, D)
-        mask = hide(~seen, x.dtype)[:, None]
-        assert decoder.memory is not None, "a decoder with layers"
-        for layer, source in zip(decoder.layers, decoder.memory(encoded).chunk(len(decoder.layers), -1)):
-
-            def attend(queries: Tensor, entries: Tensor) -> Tensor:
-                return attention(queries, entries, decoder.heads, mask)
-
-            def cross_attend(queries: Tensor, source: Tensor = source) -> Tensor:
-                return attention(queries, source, decoder.heads, hidden)
-
-            x = layer(x, attend, cross_attend)
+        context = whole(positions, hide(~seen, x.dtype)[:, None], decoder.remember(encoded), hidden)
+        x = through(decoder.layers, x, context)
         x, width = decoder.features(x), batch.prefix.size(1)
         first = x[torch.arange(len(x), device=x.device)[:, None], block.starts][:, :, None]  # (B, A, 1, D)
         return torch.cat([first, x[:, width:].unflatten(1, (first.size(1), block.block_size - 1))], 2)

@@ -17,7 +17,8 @@ from specdec_plugins.decoding.drafters.hydra import RelatedHeads
 from specdec_plugins.decoding.drafters.medusa import POSITIONS, HeadsDrafter, heads_drafter, layerless, projecting
 from specdec_plugins.decoding.networks.decoder import Unrolled, adopt, decoder_of, embedded, initial
 from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier, options_of
-from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
+from specdec_plugins.formats.spec import DrafterModel, Model
+from specdec_plugins.model.spec import ModelSpec
 
 
 @dataclass
@@ -30,7 +31,8 @@ class Options:
 def shape(verifier: ModelSpec, options: Options) -> ModelSpec:
     """A decoder with positions for one block."""
     bare, norm = layerless(verifier), verifier.decoder.final_norm
-    side = replace(bare.decoder, layers=options.layers, final_norm=norm, max_positions=options.length, position_offset=0)
+    placed = replace(bare.decoder.embedding, offset=0)
+    side = replace(bare.decoder, layers=options.layers, final_norm=norm, max_positions=options.length, embedding=placed)
     return replace(bare, decoder=side)
 
 

@@ -26,7 +26,8 @@ from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Traits
 from specdec_plugins.decoding.values import Draft, Plan, Verdict, Want
-from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
+from specdec_plugins.formats.spec import DrafterModel, Model
+from specdec_plugins.model.spec import ModelSpec
 
 FEATURES = Want(features=True)
 DECAY = 0.85  # weight of a step's loss relative to the previous step's: later ones are used less often
@@ -41,7 +42,7 @@ class Options:
 
 def shape(verifier: ModelSpec, layers: int) -> ModelSpec:
     """The verifier's, with fewer decoder layers and inputs that are already scaled."""
-    side = replace(verifier.decoder, layers=layers, embedding_scale=1.0)
+    side = replace(verifier.decoder, layers=layers, embedding=replace(verifier.decoder.embedding, scale=1.0))
     return replace(verifier, decoder=side, zero_start=False)
 
 
@@ -143,7 +144,7 @@ class EagleDrafter(CachedDrafter[EagleRow]):
 
     def _embed(self, tokens: Sequence[int], states: Tensor) -> Tensor:
         """(N, D) inputs without positions."""
-        table, scale = self.verifier.target_embeddings, self.verifier.spec.decoder.embedding_scale
+        table, scale = self.verifier.target_embeddings, self.verifier.spec.decoder.embedding.scale
         return self.join(torch.cat([table[torch.tensor(tokens, device=table.device)] * scale, states], 1))
 
     def observe(self, state: CachedRows[EagleRow], scores: Any, draft: Draft, verdict: Verdict) -> None:

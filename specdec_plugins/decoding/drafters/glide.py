@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from specdec_plugins.decoding.backends import LoadedModel, RowState
 from specdec_plugins.decoding.backends.cache import hide
 from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends.torch.layers import through, whole
 from specdec_plugins.decoding.backends.torch.model import TorchModel
-from specdec_plugins.decoding.backends.torch.transformer import attention, spread
+from specdec_plugins.decoding.backends.torch.transformer import spread
 from specdec_plugins.decoding.drafters import after_the_last, draft_in_turn, joined, kept, over_the_verifier
 from specdec_plugins.decoding.drafters.block import loaded, within_positions
 from specdec_plugins.decoding.networks.decoder import adopt, decoder_of, initial
@@ -26,7 +27,8 @@ from specdec_plugins.decoding.networks.masking import ManyBlocks, training_block
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import DeviceDraft, Distribution, Draft, Plan
-from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
+from specdec_plugins.formats.spec import DrafterModel, Model
+from specdec_plugins.model.spec import ModelSpec
 
 # A pass over one token takes the time of reading the weights; int4 changes the acceptance by less than measurements show.
 KERNELS = "int4"
@@ -48,8 +50,9 @@ class Options:
 def shape(verifier: ModelSpec, layers: int) -> ModelSpec:
     """The verifier's, with fewer decoder layers, and feed-forward layers no wider than the others: a pass of one token costs what
     its weights cost."""
-    decoder = verifier.decoder
-    return replace(verifier, decoder=replace(decoder, layers=layers, inner_width=min(decoder.inner_width, decoder.width)))
+    decoder, feed = verifier.decoder, verifier.decoder.feed_forward
+    feed = replace(feed, width=min(feed.width, decoder.width))
+    return replace(verifier, decoder=replace(decoder, layers=layers, feed_forward=feed))
 
 
 class Network(nn.Module):
@@ -74,17 +77,10 @@ class Network(nn.Module):
         caches = verifier.caches(batch.prefix, encoded, hidden)
         tokens, positions, seen = layout(batch.prefix, block, batch.symbols.pad)
         x = F.dropout(decoder.embedding(tokens, positions), self.options.dropout, self.training)  # (B, A K, D)
-        mask = hide(~seen, x.dtype)[:, None]
-        for layer in decoder.layers:
-            cached, source = caches[layer.entries]
-
-            def attend(queries: Tensor, entries: Tensor, cached: Tensor = cached) -> Tensor:
-                return attention(queries, torch.cat([cached.to(entries), entries], 1), decoder.heads, mask)
-
-            def cross_attend(queries: Tensor, source: Tensor = source) -> Tensor:
-                return attention(queries, source.to(queries), decoder.heads, hidden)
-
-            x = layer(x, attend, cross_attend)
+        own, sources = zip(*caches)
+        before = torch.arange(batch.prefix.size(1), device=x.device)[None]
+        context = whole(positions, hide(~seen, x.dtype)[:, None], sources, hidden, own, before)
+        x = through(decoder.layers, x, context)
         return decoder.features(x).unflatten(1, block.masked.shape[1:])
 
 

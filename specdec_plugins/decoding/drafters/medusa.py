@@ -25,7 +25,8 @@ from specdec_plugins.decoding.networks.masking import ManyBlocks, training_block
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, Want
-from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
+from specdec_plugins.formats.spec import DrafterModel, Model
+from specdec_plugins.model.spec import ModelSpec
 
 POSITIONS = "decoder.embed_positions.weight"
 
@@ -165,7 +166,8 @@ class HeadsDrafter(Drafter):
 
 def layerless(verifier: ModelSpec) -> ModelSpec:
     """A decoder that only projects: no layers, no norms, unscaled inputs."""
-    side = replace(verifier.decoder, layers=0, final_norm=False, embedding_norm=False, embedding_scale=1.0)
+    embedding = replace(verifier.decoder.embedding, scale=1.0, norm=False)
+    side = replace(verifier.decoder, layers=0, final_norm=False, embedding=embedding)
     return replace(verifier, decoder=side, zero_start=False)
 
 

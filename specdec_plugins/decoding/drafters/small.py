@@ -19,7 +19,8 @@ from specdec_plugins.decoding.networks.decoder import Unrolled, adopt, decoder_o
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, blocks, options_of
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Draft, Plan
-from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
+from specdec_plugins.formats.spec import DrafterModel, Model
+from specdec_plugins.model.spec import ModelSpec
 
 BLOCK = 8  # block length for the logged accept_len
 

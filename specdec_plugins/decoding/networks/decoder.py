@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from specdec_plugins.decoding.backends.cache import hide
-from specdec_plugins.decoding.backends.torch.transformer import Decoder, Weights, attention, spread
-from specdec_plugins.formats.spec import ModelSpec, shapes
+from specdec_plugins.decoding.backends.torch.layers import Context, Layer, Weights, through
+from specdec_plugins.decoding.backends.torch.transformer import Decoder, spread
+from specdec_plugins.formats.spec import shapes
+from specdec_plugins.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier
@@ -32,9 +34,9 @@ def initial(spec: ModelSpec, verifier: "FrozenVerifier") -> Iterator[tuple[str, 
         elif not name.startswith("decoder.layer_norm."):
             continue
         tensor = verifier.tensors[".".join(["decoder", kind, number, *rest])]
-        if ".fc" in name:
+        if rest[0] in ("fc1", "gate", "fc2"):
             inwards, outwards = (verifier.tensors[f"decoder.layers.{number}.{part}.weight"] for part in ("fc1", "fc2"))
-            units = strongest(inwards, outwards, spec.decoder.inner_width)
+            units = strongest(inwards, outwards, spec.decoder.feed_forward.width)
             tensor = tensor if rest == ["fc2", "bias"] else tensor.index_select(int(rest == ["fc2", "weight"]), units)
         yield name, tensor.clone()
 
@@ -76,26 +78,25 @@ class Unrolled:
 
     def __init__(self, decoder: Decoder, encoded: Tensor, hidden: Tensor):
         """``encoded`` (B, S, D) is the encoder's output; ``hidden`` (B, 1, 1, S) masks its padding."""
-        assert decoder.memory is not None, "a decoder with layers"
         self.decoder, self.hidden = decoder, hidden
-        self.sources = decoder.memory(encoded).chunk(len(decoder.layers), -1)
+        self.sources = decoder.remember(encoded)
         self.entries: list[list[Tensor]] = [[] for _ in decoder.layers]  # by step
 
     def __call__(self, x: Tensor) -> Tensor:
         """(B, T, D) final hidden states for layer inputs (B, T, D)."""
-        decoder = self.decoder
-        mask = self._seen(torch.arange(x.size(1), device=x.device), len(self.entries[0]), x.dtype)
-        for layer, entries, source in zip(decoder.layers, self.entries, self.sources):
+        decoder, step, position = self.decoder, len(self.entries[0]), torch.arange(x.size(1), device=x.device)
+        mask = self._seen(position, step, x.dtype)
+        ahead = (position - position[:, None]).repeat(1, step + 1)[None] if decoder.relative else None
 
-            def attend(queries: Tensor, own: Tensor, entries: list[Tensor] = entries) -> Tensor:
-                entries.append(own)
-                return attention(queries, torch.cat(entries, 1), decoder.heads, mask)
+        def own(layer: Layer, queries: Tensor, entries: Tensor) -> Tensor:
+            known = self.entries[layer.entries]
+            known.append(entries)
+            return layer.attention(queries, torch.cat(known, 1), mask, ahead)
 
-            def cross_attend(queries: Tensor, source: Tensor = source) -> Tensor:
-                return attention(queries, source, decoder.heads, self.hidden)
+        def source(layer: Layer, queries: Tensor) -> Tensor:
+            return layer.cross(queries, self.sources[layer.entries], self.hidden)
 
-            x = layer(x, attend, cross_attend)
-        return decoder.features(x)
+        return decoder.features(through(decoder.layers, x, Context(position[None], own, source)))
 
     @staticmethod
     def _seen(position: Tensor, step: int, dtype: torch.dtype) -> Tensor:

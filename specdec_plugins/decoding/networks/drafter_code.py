@@ -27,12 +27,14 @@ from torch import Tensor
 from specdec_plugins.decoding.backends.cache import hide
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.model import TorchModel
-from specdec_plugins.decoding.backends.torch.transformer import Placement, Transformer
+from specdec_plugins.decoding.backends.torch.placement import Placement
+from specdec_plugins.decoding.backends.torch.transformer import Transformer
 from specdec_plugins.decoding.networks.cross_entropy import cross_entropy
 from specdec_plugins.decoding.networks.decoder import Unrolled, embedded
 from specdec_plugins.decoding.networks.masking import ManyBlocks
 from specdec_plugins.decoding.values import Source, Want
-from specdec_plugins.formats.spec import Model, ModelSpec, Symbols
+from specdec_plugins.formats.spec import Model
+from specdec_plugins.model.spec import ModelSpec, Symbols
 
 DECAY = 0.85  # weight of a block position's loss relative to the previous one's: later ones are used less often
 SURE = 0.5  # share of the drafter's confidence in weights that follow it; the rest counts every position as right

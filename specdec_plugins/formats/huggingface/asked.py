@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_plugins.formats.description import read_json
-from specdec_plugins.formats.spec import HUGE
+from specdec_plugins.model.spec import HUGE
 
 MISSING = object()
 

@@ -13,15 +13,8 @@ from torch import Tensor
 
 from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.generation import Generation
-from specdec_plugins.formats.spec import (
-    Model,
-    ModelSpec,
-    SideSpec,
-    sinusoidal_tables,
-    symbol_faults,
-    tensor_faults,
-    tensor_shapes,
-)
+from specdec_plugins.formats.spec import Model, sinusoidal_tables, symbol_faults, tensor_faults, tensor_shapes
+from specdec_plugins.model.spec import Attention, Embedding, FeedForward, ModelSpec, Output, SideSpec
 
 ACTIVATIONS = {
     "relu": "relu", "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
@@ -75,7 +68,7 @@ def model_of(family: Family, config: Asked, generation: Generation, weights: dic
     tensors = canonical(family, config, named)
     if (bias := tensors.pop("final_logits_bias", None)) is not None:
         tensors["decoder.output_projection.bias"] = bias.flatten()
-        spec = replace(spec, output_bias=True)
+        spec = replace(spec, output=Output(bias=True))
     for name, table in () if family.learned else sinusoidal_tables(spec).items():
         tensors.setdefault(name, table)  # old files have it
     shapes = tensor_shapes(tensors)
@@ -103,12 +96,14 @@ def spec_of(family: Family, config: Asked, generation: Generation) -> ModelSpec:
     def side(name: str) -> SideSpec:
         layers, heads, inner = (config.whole(f"{name}_{what}") for what in ("layers", "attention_heads", "ffn_dim"))
         return SideSpec(
-            layers, heads, width, inner, family.prenorm, family.prenorm, family.embedding_norm, scale, positions, family.offset
-        )
+            layers, width, Attention(heads), FeedForward(inner, ACTIVATIONS.get(activation, activation)), positions,
+            Embedding(scale, family.offset, family.embedding_norm), norms="before" if family.prenorm else "after",
+            final_norm=family.prenorm,
+        )  # fmt: skip
 
     activation = config.word("activation_function", family.activation)
     return ModelSpec(
-        side("encoder"), side("decoder"), ACTIVATIONS.get(activation, activation),
+        side("encoder"), side("decoder"),
         symbols=replace(symbols, mask=unknown), forced=generation.forced, suppressed=suppressed, outputs=generation.rules,
     )  # fmt: skip
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from specdec_plugins.decoding.options import MAX_BEAMS, MAX_LENGTH_PENALTY
 from specdec_plugins.formats.huggingface.asked import Asked
-from specdec_plugins.formats.spec import OutputRules, Symbols
+from specdec_plugins.model.spec import OutputRules, Symbols
 
 # Settings that change greedy outputs and are not supported, with the values at which they change nothing.
 NEUTRAL = {

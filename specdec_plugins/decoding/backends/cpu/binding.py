@@ -11,16 +11,18 @@ import math
 import os
 import weakref
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from ctypes import c_void_p
+from collections.abc import Iterable, Iterator, Mapping
+from ctypes import byref
 from itertools import chain
 from threading import local
 
 import torch
 from torch import Tensor
 
+from specdec_plugins.decoding.backends.torch.layers import Norm
 from specdec_plugins.decoding.compiled import Library, kernels
 from specdec_plugins.formats.files import Mapped
+from specdec_plugins.model.spec import SideSpec
 
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # of weights
 KINDS = {**DTYPES, "int4": 3}  # of linear layers; only drafters are int4
@@ -28,11 +30,10 @@ WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.5}
 # Sums of products have 32 bits: of inputs up to 127 and weights up to 127, or up to 7, of which products see 16 times as much.
 MOST_INPUTS = {"int4": (2**31 - 1) // (127 * 16 * 7), "int8": (2**31 - 1) // (127 * 127)}
 ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_tanh": 2, "swish": 3}
+NORMS = {"after": 0, "before": 1, "both": 2}
 TABLES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # data types of embeddings that passes read
 WIDENED = 1 << 20  # weights that are packed, and widened to float32 for it, at a time
 TILE = 32  # outputs computed together; all widths except the vocabulary's are multiples of it
-
-Pair = tuple[Tensor, Tensor]  # a norm's weight and bias
 
 
 class Handle:
@@ -118,7 +119,7 @@ class NativeLinear(Handle):
         x, result = floats(x), torch.empty(len(x), self.outputs)
         rows = self.library.rows("RememberRow", sentence=[0], slot=[0], length=[len(x)])
         self.library.specdec_remember(
-            engine.pointer, self.pointer, 1, len(x), start(rows), address(x), self.outputs, address(result), 0, 0
+            engine.pointer, None, self.pointer, 1, len(x), start(rows), address(x), self.outputs, address(result), 0, 0
         )
         return result
 
@@ -143,37 +144,62 @@ class Stack(Handle):
     """An encoder or decoder: an embedding, layers (`add_layer`), and a projection to logits."""
 
     def __init__(
-        self, engine: Engine, tokens: Tensor, positions: Tensor, *, heads: int, activation: str, prenorm: bool,
-        scale: float = 1.0, offset: int = 0, zero_start: bool = False, embedding_norm: Pair | None = None,
-        last_norm: Pair | None = None, projection: NativeLinear | None = None, gate: NativeLinear | None = None,
+        self, engine: Engine, side: SideSpec, tokens: Tensor, positions: Tensor | None, *, rotation: Tensor | None = None,
+        zero_start: bool = False, embedding_norm: Norm | None = None, last_norm: Norm | None = None,
+        projection: NativeLinear | None = None, cap: float | None = None, gate: NativeLinear | None = None,
         screen: Screen | None = None,
     ):  # fmt: skip
-        """``tokens`` (V, D) are multiplied by ``scale``; position 0 is row ``offset`` of ``positions`` (positions, D), and its
-        token embedding is zero with ``zero_start``. ``gate`` is the successor network's. With a ``screen`` of the projection
-        most logits are approximate.
+        """Of a ``side`` of a model, without its norms; those are given. ``tokens`` (V, D), ``positions`` (P, D), ``rotation``
+        (P, K). ``cap``: of logits. ``gate`` is the successor network's. With a ``screen`` of the projection most logits are
+        approximate.
         """
-        self.engine, self.projection, self.gate, self.screen = engine, projection, gate, screen
+        self.engine, self.side, self.projection, self.gate, self.screen = engine, side, projection, gate, screen
         # Passes read them: tokens as they are stored, so that a mapped file's rows are read as they are needed.
-        self.tables = tokens.detach().contiguous() if tokens.dtype in TABLES else floats(tokens), floats(positions)
-        self.width, self.vocabulary = tokens.size(1), projection.outputs if projection else 0
-        self.layers: list[list[NativeLinear | None]] = []
-        norms = pairs(embedding_norm, last_norm)
-        super().__init__(
-            engine.library, "stack", self.width, heads, ACTIVATIONS[activation], prenorm, zero_start, address(self.tables[0]),
-            TABLES[self.tables[0].dtype], scale, address(self.tables[1]), offset, positions.size(0) - 1, addresses(norms),
-            projection and projection.pointer, gate and gate.pointer, screen and screen.basis.pointer,
-            screen and screen.weights.pointer,
+        self.tables = [tokens.detach().contiguous() if tokens.dtype in TABLES else floats(tokens)]
+        self.tables += [floats(table) for table in (positions, rotation) if table is not None]
+        self.width, self.vocabulary = side.width, projection.outputs if projection else 0
+        self.linears: list[NativeLinear] = []  # of the layers
+        attention, embedding, kept = side.attention, side.embedding, iter(self.tables[1:])
+        table, turned = (None if each is None else next(kept) for each in (positions, rotation))
+        call = engine.library.structs["StackCall"](
+            width=side.width, heads=attention.heads, key_heads=side.key_heads, head_width=side.head_width,
+            activation=ACTIVATIONS[side.feed_forward.activation], norms=NORMS[side.norms], scale=attention.scale or 0,
+            cap=attention.cap or 0, rotation=address(turned), turned=0 if turned is None else len(turned),
+            tokens=address(self.tables[0]), kind=TABLES[self.tables[0].dtype], embedding_scale=embedding.scale,
+            positions=address(table), first=embedding.offset or 0, last=0 if table is None else len(table) - 1,
+            zero_start=zero_start, projection=projection and projection.pointer, gate=gate and gate.pointer,
+            basis=screen and screen.basis.pointer, screen=screen and screen.weights.pointer, logits_cap=cap or 0,
         )  # fmt: skip
+        kept_norms = [set_norm(call, name, norm) for name, norm in (("embedding_norm", embedding_norm), ("last_norm", last_norm))]
+        super().__init__(engine.library, "stack", byref(call))
+        del kept_norms  # until here: the library has copied them
 
-    def add_layer(self, linears: Sequence[NativeLinear | None], norms: Sequence[Pair | None], entries: int) -> None:
-        """Append a layer. ``linears``: query, key and value in one (3 D, D), out, cross query, cross out, fc1, fc2; ``norms``: of
-        self-attention, cross-attention, feed-forward. In an encoder those of cross-attention are None. ``entries``: the layer of
-        the caches that it reads and writes.
-        """
-        self.layers.append(list(linears))
-        given = pairs(*norms)  # the library copies them
-        packed = pointers(each.pointer if each else None for each in linears)
-        self.library.specdec_layer(self.pointer, packed, addresses(given), entries)
+    def add_layer(
+        self, linears: Mapping[str, NativeLinear | None], norms: Mapping[str, Norm | None], relative: Tensor | None, entries: int
+    ) -> None:
+        """Append a layer, its parts by their names in `LayerCall`: of ``linears`` qkv has query, key and value in one.
+        ``relative`` (H, 2 R + 1) is the bias of scores by distance. ``entries``: the layer of the caches that it reads and
+        writes."""
+        self.linears += filter(None, linears.values())
+        call = self.library.structs["LayerCall"](
+            entries=entries, **{name: linear.pointer for name, linear in linears.items() if linear}
+        )
+        kept = [set_norm(call, name, norm) for name, norm in norms.items()]
+        if relative is not None:
+            kept.append([floats(relative)])
+            call.relative, call.reach = address(kept[-1][0]), relative.size(1) // 2
+        self.library.specdec_layer(self.pointer, byref(call))
+
+
+def set_norm(call: ctypes.Structure, name: str, norm: Norm | None) -> list[Tensor]:
+    """Describe a norm in a call. Returns what must be kept until the library has copied it."""
+    if norm is None:
+        return []
+    kept = [floats(norm.weight)] + ([] if norm.bias is None else [floats(norm.bias)])
+    given = getattr(call, name)
+    given.weight, given.bias = address(kept[0]), address(kept[1]) if norm.bias is not None else None
+    given.eps, given.rms = norm.eps, norm.rms
+    return kept
 
 
 VIEWS = 1024  # shapes that a buffer remembers: growing sources and outputs keep making new ones
@@ -216,18 +242,3 @@ def floats(tensor: Tensor) -> Tensor:
 
 def address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
-
-
-def pairs(*norms: Pair | None) -> list[Tensor | None]:
-    """Weight and bias of each norm, or None twice."""
-    return [each if each is None else floats(each) for norm in norms for each in norm or (None, None)]
-
-
-def addresses(tensors: Iterable[Tensor | None]) -> ctypes.Array:
-    return pointers(map(address, tensors))
-
-
-def pointers(values: Iterable[int | None]) -> ctypes.Array:
-    """A C array, None being NULL."""
-    values = list(values)
-    return (c_void_p * len(values))(*values)

@@ -8,6 +8,7 @@ B rows, Q tokens read, W of them with a prediction, S source positions, D width,
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -31,23 +32,29 @@ from specdec_plugins.decoding.backends.cpu.passes import BlockPass, CausalPass
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.sources import Sources
-from specdec_plugins.decoding.backends.torch.transformer import Decoder, Encoder, Linear, Norm, Transformer
+from specdec_plugins.decoding.backends.torch.layers import Layer, Linear, Norm, Turn
+from specdec_plugins.decoding.backends.torch.transformer import Decoder, Encoder, Transformer
 from specdec_plugins.decoding.compiled import Library, library
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Source
 
 __all__ = ["DTYPES", "CpuModel", "load", "obstacles"]
 
+LANES = 16  # of a vector
+
 
 def obstacles(model: Transformer) -> list[str]:
     """Why the kernels cannot run a model; empty if they can."""
     decoder = model.decoder
     faults = [] if library() else ["they were not compiled for this machine"]
-    widths = {model.encoder.embedding.tokens.size(1), decoder.width}
-    widths |= {layer.fc1.weight.size(0) for layer in (*model.encoder.layers, *decoder.layers)}
+    sides = model.spec.encoder, model.spec.decoder
+    widths = {width for side in sides for width in (side.width, side.query_width, side.key_width, side.feed_forward.width)}
     widths |= {decoder.successor.tokens.size(1)} if decoder.successor else set()
     if any(width % TILE for width in widths):
         faults.append(f"widths {', '.join(map(str, sorted(widths)))} are not all multiples of {TILE}")
+    heads = {side.head_width for side in sides if side.attention.head_norm}
+    if any(width % LANES for width in heads):
+        faults.append(f"normed heads of width {', '.join(map(str, sorted(heads)))} are no multiples of {LANES}")
     return faults
 
 
@@ -69,9 +76,9 @@ def load(
 class CpuEncoder:
     """`Encoder` on the kernels."""
 
-    def __init__(self, engine: Engine, encoder: Encoder, activation: str, dtype: str):
-        self.width = encoder.embedding.tokens.size(1)
-        self.stack = stack_of(engine, encoder, activation, dtype)
+    def __init__(self, engine: Engine, encoder: Encoder, dtype: str):
+        self.width = encoder.side.width
+        self.stack = stack_of(engine, encoder, dtype)
 
     def __call__(self, source: Source) -> Tensor:
         """(B, S, D); undefined past a sentence's end."""
@@ -93,7 +100,7 @@ class NativeHeads:
         self.engine, self.linear = model.engine, NativeLinear(weight, bias, model.dtype, model.engine.library)
         self._table = model.target_embeddings if reads_token else None
         self.embeddings = address(self._table)
-        self.width, self.scale = model.width, model.spec.decoder.embedding_scale
+        self.width, self.scale = model.width, model.spec.decoder.embedding.scale
         self.count = self.linear.outputs // self.width
 
     def __call__(self, states: Tensor, tokens: Sequence[int]) -> Tensor:
@@ -137,16 +144,16 @@ class CpuModel:
         self, model: Transformer, engine: Engine, dtype: str, encoder: CpuEncoder | None = None,
         projection: NativeLinear | None = None,
     ):  # fmt: skip
-        decoder, activation = model.decoder, model.spec.activation
+        decoder = model.decoder
         self.spec, self.engine, self.dtype = model.spec, engine, dtype
-        self.encoder = encoder or CpuEncoder(engine, model.encoder, activation, dtype)
+        self.encoder = encoder or CpuEncoder(engine, model.encoder, dtype)
         packed = partial(NativeLinear, dtype=dtype, library=engine.library)
         projection = projection or packed(decoder.projection, decoder.bias)
         successor = decoder.successor
         gate = packed(successor.gate.weight, successor.gate.bias) if successor else None
-        self.stack = stack_of(engine, decoder, activation, dtype, projection, gate, screen_of(decoder, dtype, engine.library))
+        self.stack = stack_of(engine, decoder, dtype, projection, gate, screen_of(decoder, dtype, engine.library))
         self.memory = packed(decoder.memory.weight, decoder.memory.bias) if decoder.memory else None
-        self.layers, self.width = len(decoder.layers), decoder.width
+        self.layers, self.width, self.entry = len(decoder.layers), decoder.width, 2 * decoder.side.key_width
         self.successor, self.copy = decoder.successor, decoder.copy
         self.source_embedding = model.encoder.embedding
         self.source_vocabulary, self.target_vocabulary = len(self.source_embedding.tokens), len(decoder.embedding.tokens)
@@ -162,11 +169,11 @@ class CpuModel:
     def start(self, rows: int) -> SlottedState:
         layers = self.layers + (self.copy is not None)
         like = torch.empty(0)
-        cache, sources = (KVCache(count, 2 * self.width, like, zeroed=False) for count in (self.layers, layers))
+        cache, sources = (KVCache(count, self.entry, like, zeroed=False) for count in (self.layers, layers))
         return SlottedState(cache, Sources(sources, self._remember))
 
     def bytes_for(self, source: int, target: int) -> int:
-        return (source + target) * self.layers * 2 * self.width * 4  # entries are float32
+        return (source + target) * self.layers * self.entry * 4  # entries are float32
 
     def _remember(self, source: Source, numbers: Sequence[int], cache: KVCache, slots: Sequence[int]) -> None:
         """See `Remember`. The source copy's keys and values are a last layer."""
@@ -176,8 +183,8 @@ class CpuModel:
         cache.reserve(max(slots) + 1, max(lengths))
         rows = self.engine.library.rows("RememberRow", sentence=numbers, slot=slots, length=lengths)
         self.engine.library.specdec_remember(
-            self.engine.pointer, self.memory.pointer, len(slots), source.longest, start(rows), address(encoded), 2 * self.width,
-            *cache.layout,
+            self.engine.pointer, self.stack.pointer, self.memory.pointer, len(slots), source.longest, start(rows),
+            address(encoded), self.entry, *cache.layout,
         )  # fmt: skip
         if self.copy is not None:
             cache.put(slots, self.source_embedding.copied(source.tokens[list(numbers)], self.copy), self.layers)
@@ -205,25 +212,36 @@ class CpuModel:
 
 
 def stack_of(
-    engine: Engine, side: Encoder | Decoder, activation: str, dtype: str, projection: NativeLinear | None = None,
-    gate: NativeLinear | None = None, screen: Screen | None = None,
+    engine: Engine, side: Encoder | Decoder, dtype: str, projection: NativeLinear | None = None, gate: NativeLinear | None = None,
+    screen: Screen | None = None,
 ) -> Stack:  # fmt: skip
     """An encoder or decoder of `transformer.py` on the kernels."""
-    embedding, prenorm = side.embedding, bool(side.layers) and side.layers[0].prenorm
+    embedding, cap = side.embedding, side.cap if isinstance(side, Decoder) else None
     stack = Stack(
-        engine, embedding.tokens, embedding.positions, heads=side.heads, activation=activation, prenorm=prenorm,
-        scale=embedding.scale, offset=embedding.offset, zero_start=embedding.zero_start, embedding_norm=pair(embedding.norm),
-        last_norm=pair(side.norm), projection=projection, gate=gate, screen=screen,
+        engine, side.side, embedding.tokens, embedding.positions, rotation=side.rotation, zero_start=embedding.zero_start,
+        embedding_norm=embedding.norm, last_norm=side.norm, projection=projection, cap=cap, gate=gate, screen=screen,
     )  # fmt: skip
-    for layer in side.layers:
-        cross = hasattr(layer, "cross_query")
-        between = (layer.cross_query, layer.cross_out) if cross else (None, None)
-        linears: list[Linear | None] = [layer.qkv, layer.out, *between, layer.fc1, layer.fc2]
-        norms = layer.norm, layer.cross_norm if cross else None, layer.final_norm
-        packed = [NativeLinear(each.weight, each.bias, dtype, engine.library) if each else None for each in linears]
-        stack.add_layer(packed, list(map(pair, norms)), layer.entries)
+    keys = side.memory_turns if isinstance(side, Decoder) else []
+    for layer, cross_keys in zip_longest(side.layers, keys):
+        add_layer(stack, layer, cross_keys, dtype)
     mapped.unload()
     return stack
+
+
+def add_layer(stack: Stack, layer: Layer, cross_keys: Turn | None, dtype: str) -> None:
+    linears: dict[str, Linear | None] = {
+        "qkv": layer.qkv, "out": layer.out, "cross_query": layer.cross_query, "cross_out": layer.cross_out,
+        "fc1": layer.fc1, "fc2": layer.fc2, "gate": layer.gate,
+    }  # fmt: skip
+    norms = dict[str, Norm | None]()
+    for prefix, around in (("", layer.around), ("cross_", layer.cross_around), ("final_", layer.final_around)):
+        norms |= zip((f"{prefix}norm", f"{prefix}after_norm"), around.norms if around else ())
+    turns = zip(("query", "key", "cross_query", "cross_key"), (*layer.turns, layer.cross_turn, cross_keys))
+    norms |= {f"{name}_norm": each.norm for name, each in turns if each}
+    packed = {
+        name: NativeLinear(each.weight, each.bias, dtype, stack.library) if each else None for name, each in linears.items()
+    }
+    stack.add_layer(packed, norms, layer.attention.relative, layer.entries)
 
 
 def screen_of(decoder: Decoder, dtype: str, library: Library) -> Screen | None:
@@ -232,7 +250,3 @@ def screen_of(decoder: Decoder, dtype: str, library: Library) -> Screen | None:
     if dtype != "int4" or len(decoder.projection) <= 4096 or decoder.width < 512:
         return None
     return Screen(decoder.projection, decoder.bias, decoder.width // 4 // TILE * TILE, library)
-
-
-def pair(norm: Norm | None) -> tuple[Tensor, Tensor] | None:
-    return None if norm is None else (norm.weight, norm.bias)

@@ -20,15 +20,9 @@ from specdec_plugins.decoding.backends.reading import NOT_WANTED, Reading
 from specdec_plugins.decoding.backends.sources import Sources
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Results, Runner
 from specdec_plugins.decoding.backends.torch.judge import judge, rank
+from specdec_plugins.decoding.backends.torch.layers import Attention, Context, Layer, Linear, through, whole
 from specdec_plugins.decoding.backends.torch.state import DenseState
-from specdec_plugins.decoding.backends.torch.transformer import (
-    Linear,
-    Transformer,
-    attention,
-    beginning,
-    heads,
-    weighed_attention,
-)
+from specdec_plugins.decoding.backends.torch.transformer import Transformer, beginning, heads
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Beam, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
@@ -49,7 +43,7 @@ from specdec_plugins.decoding.values import (
     rejecting,
     send,
 )
-from specdec_plugins.formats.spec import Symbols
+from specdec_plugins.model.spec import Symbols
 
 
 @dataclass(frozen=True)
@@ -143,7 +137,7 @@ class TorchModel:
 
     def start(self, rows: int) -> DenseState:
         decoder = self.transformer.decoder
-        width, like = 2 * decoder.width, decoder.embedding.tokens
+        width, like = 2 * decoder.side.key_width, decoder.embedding.tokens
         layers = len(decoder.layers) + (decoder.copy is not None)
         cache, sources = self.idle.pop() if self.idle else (KVCache(layers, width, like), KVCache(layers, width, like))
         state = DenseState(cache, Sources(sources, self._remember))
@@ -153,7 +147,7 @@ class TorchModel:
 
     def bytes_for(self, source: int, target: int) -> int:
         decoder = self.transformer.decoder
-        return (source + target) * len(decoder.layers) * 2 * decoder.width * decoder.embedding.tokens.element_size()
+        return (source + target) * len(decoder.layers) * 2 * decoder.side.key_width * decoder.embedding.tokens.element_size()
 
     @torch.inference_mode()
     def _remember(self, source: Source, numbers: Sequence[int], cache: KVCache, rows: Sequence[int]) -> None:
@@ -162,8 +156,7 @@ class TorchModel:
         if decoder.memory is None:
             return
         chosen = span(numbers, source.device)
-        entries = decoder.memory(source.encoded_by(encoder)[chosen])  # (N, S, L 2 D)
-        cache.put(rows, entries.unflatten(-1, (len(decoder.layers), -1)).permute(2, 0, 1, 3))
+        cache.put(rows, torch.stack(decoder.remember(source.encoded_by(encoder)[chosen])))  # (L, N, S, 2 G K)
         if decoder.copy is not None:
             cache.put(rows, encoder.embedding.copied(source.tokens[chosen], decoder.copy), len(decoder.layers))
 
@@ -265,35 +258,40 @@ class TorchModel:
             wanted = (first + torch.arange(extent.results, device=device)).clamp_(max=width - 1)  # (R, W)
             keep = slots, wanted
 
-        x = decoder.embedding(tokens, positions, vectors)
+        ahead = None
+        if decoder.relative:
+            seen_at = torch.arange(seen, device=device) if nearest is None else nearest[:, 0]  # the positions of entries
+            if family is not None:
+                seen_at = seen_at.expand(rows, -1).scatter(1, places, positions)
+            ahead = seen_at.expand(rows, -1)[:, None] - positions[..., None]  # (R, Q, T)
         weights: list[Tensor] = []  # (R, Q, S) each, of the last layer (R, W, S)
-        for layer in decoder.layers:
+        last, heads = decoder.layers[-1], extent.want.heads
+
+        def own(layer: Layer, queries: Tensor, entries: Tensor) -> Tensor:
+            cache.write(layer.entries, slots, places, entries)
+            known = cache.read(layer.entries, rows, seen) if nearest is None else cache.gather(layer.entries, slots, nearest)
+            if keep is None or layer is not last:
+                return layer.attention(queries, known, mask, ahead)
+            visible = None if mask is None else mask[:, 0][keep][:, None]  # (R, 1, W, T)
+            return layer.attention(queries, known, visible, None if ahead is None else ahead[keep])
+
+        def source(layer: Layer, queries: Tensor) -> Tensor:
             index = layer.entries
-            kept = keep if layer is decoder.layers[-1] else None
-            visible = mask if kept is None or mask is None else mask[:, 0][kept][:, None]  # (R, 1, W, T)
+            if listed is not None:
+                known = sources.gather(index, owners, listed)
+            else:
+                known = sources.pick(index, owners[:, 0], read) if extent.shared else sources.read(index, rows, read)
+            if not extent.want.attention or (heads is not None and heads.layer != index):
+                return layer.cross(queries, known, padded)
+            mixed, weight = layer.cross.weighed(queries, known, padded)
+            chosen = weight if heads is None else torch.stack([weight[:, head] for head in heads.heads], 1)
+            total = chosen.sum(1)  # (R, Q, S), of the last layer (R, W, S)
+            weights.append(total if keep is None or layer is last else total[keep])
+            return mixed
 
-            def attend(queries: Tensor, entries: Tensor, index: int = index, visible: Tensor | None = visible) -> Tensor:
-                cache.write(index, slots, places, entries)
-                known = cache.read(index, rows, seen) if nearest is None else cache.gather(index, slots, nearest)
-                return attention(queries, known, decoder.heads, visible)
-
-            def cross_attend(queries: Tensor, index: int = index, kept: tuple | None = kept) -> Tensor:
-                if listed is not None:
-                    known = sources.gather(index, owners, listed)
-                else:
-                    known = sources.pick(index, owners[:, 0], read) if extent.shared else sources.read(index, rows, read)
-                heads = extent.want.heads
-                if not extent.want.attention or (heads is not None and heads.layer != index):
-                    return attention(queries, known, decoder.heads, padded)
-                mixed, weight = weighed_attention(queries, known, decoder.heads, padded)
-                chosen = weight if heads is None else torch.stack([weight[:, head] for head in heads.heads], 1)
-                total = chosen.sum(1)  # (R, Q, S), of the last layer (R, W, S)
-                weights.append(total if keep is None or kept is not None else total[keep])
-                return mixed
-
-            x = layer(x, attend, cross_attend, kept)
-            if not extent.want.logits and weights:
-                break
+        x = decoder.embedding(tokens, positions, vectors)
+        layers = decoder.layers if extent.want.logits or heads is None else decoder.layers[: heads.layer + 1]
+        x = through(layers, x, Context(positions, own, source), keep, last=last)
         results = self._results(x, extent.want) if extent.want.logits else {}
         return {**results, "attention": torch.stack(weights).sum(0)} if weights else results
 
@@ -327,22 +325,15 @@ class TorchModel:
         tokens[(place >= committed[:, None]) & (place < ends)] = prefix.symbols.mask
         x = decoder.embedding.embed(tokens)  # (B, T, D)
         if decoder.copy is not None:
-            x[row, where] = attention(positions[where], state.read_sources(len(decoder.layers)), 1, state.source_mask, scale=1.0)
+            known = state.read_sources(len(decoder.layers))
+            x[row, where] = Attention(1, 1, scale=1.0)(positions[where], known, state.source_mask)
         # A row without masks still attends to one position, as a softmax over nothing is NaN.
         mask = hide(place >= ends.clamp(min=1), x.dtype)[:, None, None]
-
-        def attend(queries: Tensor, entries: Tensor) -> Tensor:
-            return attention(queries, entries, decoder.heads, mask)
-
-        for index, layer in enumerate(decoder.layers):
-            x = x + positions
-            if index == 0 and decoder.embedding.norm is not None:
-                x = decoder.embedding.norm(x)
-
-            def cross_attend(queries: Tensor, index: int = index) -> Tensor:
-                return attention(queries, state.read_sources(index), decoder.heads, state.source_mask)
-
-            x = layer(x, attend, cross_attend, keep=(row, where) if layer is decoder.layers[-1] else None)
+        x = x + positions
+        if decoder.embedding.norm is not None:
+            x = decoder.embedding.norm(x)
+        sources = [state.read_sources(index) for index in range(len(decoder.layers))]
+        x = through(decoder.layers, x, whole(place[None], mask, sources, state.source_mask), (row, where), positions)
         return TorchPass(self, self._results(x))  # of the masks: the last layer dropped the rest
 
     def choose(self, logits: Tensor, gates: Tensor | None, prefix: Prefix, plan: Plan) -> DeviceDraft:

@@ -1,94 +1,25 @@
-"""The forward of an encoder-decoder Transformer, on tensors by canonical names (`formats/spec.py`). Unknown tensors are refused.
+"""Encoder and decoder of a Transformer (`model/spec.py`), of `layers.py`. Unknown tensors are refused.
 
-B rows, S source positions, Q positions computed, T positions seen, D width, V vocabulary, L layers.
+B rows, S source positions, Q positions computed, T positions seen, D width, V vocabulary, L layers; an entry of a cache is 2 G K
+wide.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from specdec_plugins.decoding.backends.cache import hide
+from specdec_plugins.decoding.backends.torch.layers import Embedding, Layer, Weights, capped, rotation_of, through, turn, whole
 from specdec_plugins.decoding.values import Source
-from specdec_plugins.formats.files import Mapped, unload
-from specdec_plugins.formats.spec import (
-    DrafterModel,
-    Model,
-    ModelSpec,
-    SideSpec,
-    storage_fault,
-    symbol_faults,
-    tensor_faults,
-    tensor_shapes,
-    weight_fault,
-)
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "swish": F.silu,
-}
-Attend = Callable[[Tensor, Tensor], Tensor]  # queries (B, Q, D), keys and values (B, Q, 2 D) -> (B, Q, D)
+from specdec_plugins.formats.spec import DrafterModel, Model, symbol_faults, tensor_faults, tensor_shapes
+from specdec_plugins.model.spec import ModelSpec
 
 
 class UnsupportedModel(ValueError):
     """A model that this forward cannot run; the message names every reason."""
-
-
-class Weights:
-    """A model's tensors by name, grouped as passes use them."""
-
-    def __init__(self, tensors: Mapping[str, Tensor], packing: bool = False):
-        self.tensors, self.packing = tensors, packing
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.tensors
-
-    def __call__(self, name: str) -> Tensor:
-        return self.tensors[name]
-
-    def linear(self, *names: str) -> "Linear":
-        """One product of several projections of the same input."""
-        weights, biases = ([self(f"{name}.{part}") for name in names] for part in ("weight", "bias"))
-        if self.packing and len(names) > 1:
-            return Joined(weights, biases)
-        return Linear(*(parts[0] if len(names) == 1 else torch.cat(parts) for parts in (weights, biases)))
-
-    def norm(self, name: str) -> "Norm":
-        return Norm(self(f"{name}.weight"), self(f"{name}.bias"))
-
-
-@dataclass(frozen=True)
-class Linear:
-    weight: Tensor  # (out, in)
-    bias: Tensor  # (out,)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-
-class Joined(Linear):
-    """Projections to pack: they are joined whenever they are read, so that no second copy stays in memory."""
-
-    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor]):
-        object.__setattr__(self, "parts", {"weight": weights, "bias": biases})
-
-    def __getattr__(self, name: str) -> Tensor:
-        return torch.cat(self.__dict__["parts"][name])
-
-
-@dataclass(frozen=True)
-class Norm:
-    weight: Tensor  # (D,)
-    bias: Tensor
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.layer_norm(x, self.weight.shape, self.weight, self.bias)
 
 
 def heads(linear: Callable[[Tensor], Tensor], states: Tensor, own: Tensor | None) -> Tensor:
@@ -103,105 +34,16 @@ def beginning(encoded: Tensor, query: Tensor, weight: Tensor, bias: Tensor, hidd
     return F.linear((weights[..., None, :] @ encoded)[..., 0, :], weight, bias)
 
 
-def attention(queries: Tensor, entries: Tensor, heads: int, mask: Tensor | None, scale: float | None = None) -> Tensor:
-    """(B, Q, D) softmax(q k / sqrt(D/heads) + mask) v, for queries (B, Q, D) and entries (B, T, 2 D): keys, then values."""
-    q, k, v = by_head(queries, entries, heads)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2).reshape(queries.shape)
-
-
-def weighed_attention(queries: Tensor, entries: Tensor, heads: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """`attention`, and its weights (B, H, Q, T), reading the keys once."""
-    q, k, v = by_head(queries, entries, heads)
-    scores = q @ k.transpose(2, 3) / math.sqrt(q.size(3))  # (B, H, Q, T)
-    weights = (scores if mask is None else scores + mask).softmax(3)
-    return (weights @ v).transpose(1, 2).reshape(queries.shape), weights
-
-
-def by_head(queries: Tensor, entries: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries (B, H, Q, D/H), and keys and values (B, H, T, D/H); views."""
-    size = queries.size(2)
-    parts = (queries, entries[..., :size], entries[..., size:])
-    return tuple(part.unflatten(2, (heads, -1)).transpose(1, 2) for part in parts)  # type: ignore[return-value]
-
-
-class Embedding:
-    """Token embedding, position embedding, norm: the bottom of an encoder or decoder."""
-
-    def __init__(self, weights: Weights, name: str, side: SideSpec, zero_start: bool = False):
-        self.tokens = weights(f"{name}.embed_tokens.weight")  # (V, D)
-        self.positions = weights(f"{name}.embed_positions.weight")  # (P, D)
-        self.scale, self.offset, self.zero_start = side.embedding_scale, side.position_offset, zero_start
-        self.norm = weights.norm(f"{name}.layernorm_embedding") if side.embedding_norm else None
-
-    def embed(self, tokens: Tensor, embeddings: Tensor | None = None) -> Tensor:
-        """(B, Q, D) scaled embeddings of tokens (B, Q), or of rows of other ``embeddings`` (N, D)."""
-        return F.embedding(tokens, self.tokens if embeddings is None else embeddings).to(self.positions.dtype) * self.scale
-
-    def place(self, positions: Tensor) -> Tensor:
-        """(B, Q, D) embeddings of positions, counted from 0; past the table's end, for hidden entries only, its last row."""
-        return F.embedding((positions + self.offset).clamp_(max=self.positions.size(0) - 1), self.positions)
-
-    def copied(self, tokens: Tensor, weight: Tensor) -> Tensor:
-        """(1, N, S, 2 D) keys and values of the source copy for sources (N, S); ``weight`` (D, D) is `Decoder.copy`."""
-        embedded = self.embed(tokens)
-        positions = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
-        return torch.cat([(embedded + self.place(positions)) @ weight, embedded], -1)[None]  # W p . k = p . (k W)
-
-    def __call__(self, tokens: Tensor, positions: Tensor, embeddings: Tensor | None = None) -> Tensor:
-        x = self.embed(tokens, embeddings)
-        if self.zero_start:
-            x = x.masked_fill((positions == 0)[..., None], 0)
-        x = x + self.place(positions)
-        return x if self.norm is None else self.norm(x)
-
-
-class Layer:
-    """A Transformer layer; the caller supplies attention. ``entries`` is the layer of the caches that it reads and writes."""
-
-    def __init__(self, weights: Weights, name: str, prenorm: bool, activation: str, cross: bool, entries: int):
-        self.entries = entries
-        self.prenorm, self.activation = prenorm, ACTIVATIONS[activation]
-        self.qkv = weights.linear(*(f"{name}.self_attn.{part}_proj" for part in "qkv"))
-        self.out = weights.linear(f"{name}.self_attn.out_proj")
-        self.norm = weights.norm(f"{name}.self_attn_layer_norm")
-        if cross:
-            self.cross_query = weights.linear(f"{name}.encoder_attn.q_proj")
-            self.cross_out = weights.linear(f"{name}.encoder_attn.out_proj")
-            self.cross_norm = weights.norm(f"{name}.encoder_attn_layer_norm")
-        self.fc1 = weights.linear(f"{name}.fc1")
-        self.fc2 = weights.linear(f"{name}.fc2")
-        self.final_norm = weights.norm(f"{name}.final_layer_norm")
-
-    def __call__(
-        self, x: Tensor, attend: Attend, cross_attend: Callable[[Tensor], Tensor] | None = None,
-        keep: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor:  # fmt: skip
-        """(B, T, D) -> (B, T, D), or (B, Q, D) for only the rows and positions ``keep``, which still attend to all."""
-        qkv = self.qkv(self.norm(x) if self.prenorm else x)  # (B, T, 3 D)
-        queries, entries = qkv[..., : x.size(-1)], qkv[..., x.size(-1) :]
-        if keep is not None:
-            x, queries = x[keep], queries[keep]
-        x = x + self.out(attend(queries, entries))
-        x = x if self.prenorm else self.norm(x)
-        if cross_attend is not None:
-            x = self._around(self.cross_norm, x, lambda y: self.cross_out(cross_attend(self.cross_query(y))))
-        return self._around(self.final_norm, x, lambda y: self.fc2(self.activation(self.fc1(y))))
-
-    def _around(self, norm: Norm, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
-        """The residual connection around a part, with the norm before it or after the sum."""
-        return x + part(norm(x)) if self.prenorm else norm(x + part(x))
-
-
 class Encoder:
     """A source of B sentences -> (B, S, D); positions past a sentence's end are undefined."""
 
     def __init__(self, weights: Weights, spec: ModelSpec):
-        side = spec.encoder
+        self.side = side = spec.encoder
         self.embedding = Embedding(weights, "encoder", side)
+        self.rotation = rotation_of(side, self.embedding.tokens)
         names = [f"encoder.layers.{index}" for index in range(side.layers)]
-        self.layers = [Layer(weights, name, side.prenorm, spec.activation, False, index) for index, name in enumerate(names)]
-        self.norm = weights.norm("encoder.layer_norm") if side.final_norm else None
-        self.heads = side.heads
+        self.layers = [Layer(weights, name, side, False, index, self.rotation) for index, name in enumerate(names)]
+        self.norm = weights.norm("encoder.layer_norm", side.norm) if side.final_norm else None
 
     def __call__(self, source: Source) -> Tensor:
         tokens, lengths = source.tokens, source.lengths
@@ -209,12 +51,7 @@ class Encoder:
         x = self.embedding(tokens, place.expand_as(tokens))
         padded = min(source.sizes) < source.longest  # by the host's numbers, without a sync
         mask = hide(place >= lengths[:, None], x.dtype)[:, None, None] if padded else None  # (B, 1, 1, S)
-
-        def attend(queries: Tensor, entries: Tensor) -> Tensor:
-            return attention(queries, entries, self.heads, mask)
-
-        for layer in self.layers:
-            x = layer(x, attend)
+        x = through(self.layers, x, whole(place[None], mask))
         return x if self.norm is None else self.norm(x)
 
 
@@ -242,17 +79,21 @@ class Decoder:
     def __init__(self, weights: Weights, spec: ModelSpec, code: str | None = None, hosts: int = 0):
         """``code`` names a drafter, whose own weights are then also read. With ``hosts`` its layers use the caches of a
         verifier of so many layers, evenly spread."""
-        side = spec.decoder
+        self.side = side = spec.decoder
         self.embedding = Embedding(weights, "decoder", side, spec.zero_start)
+        self.rotation = rotation_of(side, self.embedding.tokens)
         names = [f"decoder.layers.{index}" for index in range(side.layers)]
         entries = spread(side.layers, hosts) if hosts else range(side.layers)
-        self.layers = [Layer(weights, name, side.prenorm, spec.activation, True, at) for name, at in zip(names, entries)]
-        memory = [] if hosts else [f"{name}.encoder_attn.{part}_proj" for name in names for part in "kv"]
-        self.memory = weights.linear(*memory) if memory else None  # (L 2 D, D)
-        self.norm = weights.norm("decoder.layer_norm") if side.final_norm else None
-        self.heads = side.heads
+        self.layers = [Layer(weights, name, side, True, at, self.rotation) for name, at in zip(names, entries)]
+        sources = [] if hosts else [f"{name}.encoder_attn" for name in names]
+        memory = [f"{name}.{part}_proj" for name in sources for part in "kv"]
+        self.memory = weights.linear(*memory) if memory else None  # (L 2 G K, D)
+        self.memory_turns = [turn(weights, f"{name}.k_norm", side.attention.head_norm, None) for name in sources]
+        norm = weights.norm("decoder.layer_norm", side.norm) if side.final_norm else None
+        self.norm = None if norm is None else norm.scaled(spec.output.scale)
         self.projection = weights("decoder.output_projection.weight")  # (V, D)
-        self.bias = weights("decoder.output_projection.bias") if spec.output_bias else None  # (V,)
+        self.bias = weights("decoder.output_projection.bias") if spec.output.bias else None  # (V,)
+        self.cap = spec.output.cap
         embeddings, self.vocabulary = self.embedding.tokens, None
         if code and DRAFT_VOCABULARY in weights:
             self.vocabulary = draft_vocabulary(weights(DRAFT_VOCABULARY), len(self.projection))  # from here on that is V
@@ -262,11 +103,27 @@ class Decoder:
             self.bias = None if self.bias is None else self.bias[self.vocabulary]
         successor = code and "decoder.successor.out.weight" in weights
         self.successor = Successor(weights, embeddings, self.projection) if successor else None
-        self.copy = weights(COPY) if code == "block" and COPY in weights else None
+        self.copy = weights(COPY) if code == "block" and COPY in weights else None  # (D, D)
 
     @property
     def width(self) -> int:
-        return self.embedding.tokens.size(1)
+        return self.side.width
+
+    @property
+    def relative(self) -> bool:
+        """Whether passes need the distances of positions."""
+        return self.side.attention.relative is not None
+
+    def remember(self, encoded: Tensor) -> list[Tensor]:
+        """The keys and values (B, S, 2 G K) of cross-attention, by layer, for the encoder's output (B, S, D)."""
+        assert self.memory is not None, "a decoder with layers"
+        found = []
+        for entries, norm in zip(self.memory(encoded).chunk(len(self.layers), -1), self.memory_turns):
+            if norm is not None:
+                keys, values = entries.chunk(2, -1)
+                entries = torch.cat([norm(keys, self.side.head_width), values], -1)
+            found.append(entries)
+        return found
 
     def features(self, x: Tensor) -> Tensor:
         """(..., D) the last layer's output -> hidden states that the logits are computed from."""
@@ -274,7 +131,7 @@ class Decoder:
 
     def project(self, features: Tensor) -> Tensor:
         """(..., V) logits."""
-        return F.linear(features, self.projection, self.bias)
+        return capped(F.linear(features, self.projection, self.bias), self.cap)
 
 
 def spread(wanted: int, available: int) -> list[int]:
@@ -360,104 +217,12 @@ class Transformer:
             faults = symbol_faults(
                 model.spec, *(len(model.tensors[f"{side}.embed_tokens.weight"]) for side in ("encoder", "decoder"))
             )
-        if COPY in model.tensors and model.spec.encoder.width != model.spec.decoder.width:
-            faults.append("a source copy with an encoder and a decoder of different widths")
+        sides = model.spec.encoder, model.spec.decoder
+        if COPY in model.tensors and len({sides[0].width, sides[1].width, sides[1].key_width}) > 1:
+            faults.append("a source copy with an encoder, a decoder and keys of different widths")
         if faults:
             raise UnsupportedModel("; ".join(faults))
         weights, hosts = Weights(model.tensors, packing), 0
         if isinstance(model, DrafterModel) and code in OPTIONS:
             hosts = model.options.get("hosts", 0)
         return cls(model.spec, encoder or Encoder(weights, model.spec), Decoder(weights, model.spec, code, hosts))
-
-
-AS_STORED = ("_proj.weight", "fc1.weight", "fc2.weight", "output_projection.weight", "embed_tokens.weight")
-
-
-class Placement:
-    """Puts models' tensors on ``device`` in ``dtype``, each once: tied tensors stay tied, and a tensor that equals its namesake
-    in a model placed before becomes that one.
-
-    With ``packing`` linear layers and embeddings keep their stored data type: the kernels widen them piece by piece, so that a
-    float16 model is never held in float32 as well.
-    """
-
-    def __init__(self, device: torch.device | str, dtype: torch.dtype, packing: bool = False):
-        self.device, self.dtype, self.packing = device, dtype, packing
-        self._placed: dict[tuple, Tensor] = {}  # by origin
-        self._named: dict[str, Tensor] = {}
-
-    def __call__(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        origins = {name: (tensor.data_ptr(), tensor.shape, tensor.stride()) for name, tensor in tensors.items()}
-        converted = {origin for name, origin in origins.items() if not (self.packing and name.endswith(AS_STORED))}
-        for name, tensor in tensors.items():
-            origin, twin = origins[name], self._named.get(name)
-            if origin not in self._placed:
-                dtype = self.dtype if tensor.is_floating_point() and origin in converted else None
-                moved = tensor.detach().to(device=self.device, dtype=dtype)
-                self._placed[origin] = twin if twin is not None and equal(twin, moved) else moved
-        result = {name: self._placed[origin] for name, origin in origins.items()}
-        self._named |= result
-        return result
-
-
-def equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same values, whatever their data types."""
-    common = torch.promote_types(one.dtype, other.dtype)
-    return one.shape == other.shape and torch.equal(one.to(common), other.to(common))
-
-
-def load_pair(
-    verifier: Model | DrafterModel, drafter: DrafterModel | None, device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32, packing: bool = False,
-) -> tuple[Transformer, Transformer | None]:  # fmt: skip
-    """Load verifier and drafter; None for a drafter that is not a Transformer, whose code loads it. ``packing``: see `Placement`.
-
-    A drafter whose encoder equals the verifier's shares it, held once and run once. Raises UnsupportedModel, also for weights
-    that are not finite floats and for a drafter with another vocabulary.
-    """
-    check_weights(verifier, drafter)
-    tensors = [tensor for model in (verifier, drafter) if model for tensor in model.tensors.values()]
-    unload(map(Tensor.data_ptr, tensors))  # checking has read all of them
-    place = Placement(device, dtype, packing)
-    placed = replace(verifier, tensors=place(verifier.tensors))
-    model, second = Transformer.load(placed, packing=packing), None
-    if drafter is not None and drafter.spec is not None:
-        other = replace(drafter, tensors=place(drafter.tensors))
-        second = Transformer.load(other, model.encoder if same_encoder(placed, other) else None, packing)
-    unload(map(Tensor.data_ptr, tensors))
-    return model, second
-
-
-def check_weights(verifier: Model | DrafterModel, drafter: DrafterModel | None) -> None:
-    """Raise UnsupportedModel naming the first tensor that cannot be a weight, or vocabularies of different sizes."""
-    checked, mapped = set[int](), Mapped()  # tensors that both models have are checked once
-    for role, model in (("verifier", verifier), ("drafter", drafter)):
-        for name, tensor in model.tensors.items() if model is not None and model.spec is not None else ():
-            if id(tensor) in checked:
-                continue
-            checked.add(id(tensor))
-            fault = storage_fault(tensor) if name == DRAFT_VOCABULARY else weight_fault(tensor)
-            if fault:
-                raise UnsupportedModel(f"the {role}'s {name} {fault}")
-            mapped.read(tensor.data_ptr(), tensor.nbytes)
-    for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
-        sizes = [len(model.tensors[name]) for model in (verifier, drafter) if model is not None and name in model.tensors]
-        if len(set(sizes)) > 1 and drafter is not None and drafter.spec is not None:
-            raise UnsupportedModel(f"{name} has {sizes[0]:,} tokens in the verifier, {sizes[1]:,} in the drafter")
-
-
-def same_encoder(verifier: Model | DrafterModel, drafter: DrafterModel) -> bool:
-    """Whether two models from one `Placement` have the same encoder. Position tables may differ in length, as sources are limited
-    to the shorter one."""
-    sides = [
-        model.spec and (replace(model.spec.encoder, max_positions=1), model.spec.activation) for model in (verifier, drafter)
-    ]
-    tables = [model.tensors.get(POSITIONS) for model in (verifier, drafter)]
-    weights = [
-        {name: id(tensor) for name, tensor in model.tensors.items() if name.startswith("encoder.") and name != POSITIONS}
-        for model in (verifier, drafter)
-    ]
-    if sides[0] != sides[1] or weights[0] != weights[1] or tables[0] is None or tables[1] is None:
-        return False
-    rows = min(map(len, tables))  # type: ignore[arg-type]
-    return tables[0] is tables[1] or torch.equal(tables[0][:rows], tables[1][:rows])

@@ -44,10 +44,6 @@ auto made(Make&& make) -> decltype(make()) {
     }
 }
 
-Norm norm_of(const float* const* pair, int width) {
-    return pair[0] ? Norm{{pair[0], pair[0] + width}, {pair[1], pair[1] + width}} : Norm{};
-}
-
 Origins origins_of(const Sampling* sampling) {
     return sampling ? Origins{sampling->tokens, sampling->probabilities, sampling->width, sampling->candidates} : Origins{};
 }
@@ -98,30 +94,14 @@ EXPORTED(void, pack, Linear* linear, const float* weight, const float* bias, int
 }
 EXPORTED(void, linear_free, Linear* linear) { delete linear; }
 
-// An encoder or decoder without layers yet. Passes read `tokens` (V, D), a `Table` of that kind, and `positions` (positions, D),
-// where row `first` is position 0 and row `last` the last. With `zero_start` the token embedding of position 0 is zero. `norms`:
-// weight and bias of the norms after the embedding and after the last layer; NULL where there is none. `basis` and `screen`: see
-// `Forward::screen`; NULL without.
-EXPORTED(Stack*, stack, int width, int heads, int activation, int prenorm, int zero_start, const void* tokens, int kind, float scale,
-         const float* positions, int first, int last, const float* const* norms, const Linear* projection, const Linear* gate,
-         const Linear* basis, const Linear* screen) {
-    return made([&] {
-        Embedding embedding{tokens, Table(kind), positions, scale, first, last, bool(zero_start), norm_of(norms, width)};
-        return new Stack{width, heads, activation, bool(prenorm), embedding, {}, norm_of(norms + 2, width), projection, gate,
-                         basis, screen};
-    });
+EXPORTED(Stack*, stack, const StackCall* call) {
+    return made([&] { return new Stack(*call); });
 }
 EXPORTED(void, stack_free, Stack* stack) { delete stack; }
 
-// Appends a layer. `linears`: qkv, out, cross query, cross out, fc1, fc2, the cross ones NULL in an encoder; `norms`: weights and
-// biases of those of self-attention, cross-attention and feed-forward; `entries`: the layer of the caches that it reads and
-// writes.
-EXPORTED(int, layer, Stack* stack, const Linear* const* linears, const float* const* norms, int64_t entries) {
-    return status_of([&] {
-        const int width = stack->width;
-        stack->layers.push_back({linears[0], linears[1], linears[2], linears[3], linears[4], linears[5], norm_of(norms, width),
-                                 norm_of(norms + 2, width), norm_of(norms + 4, width), entries});
-    });
+// Appends a layer. The library copies norms and biases of scores, passes read everything else.
+EXPORTED(int, layer, Stack* stack, const LayerCall* call) {
+    return status_of([&] { stack->layers.emplace_back(*call, stack->width, stack->size, stack->heads); });
 }
 
 // Rows that a member of the team encodes at a time: their activations, some 8 KB a row, stay in its second-level cache. On an
@@ -141,17 +121,18 @@ EXPORTED(int, encode, Engine* engine, const Stack* stack, int64_t batch, int64_t
                 for (int64_t s = 0; s < lengths[end]; ++s)
                     rows.push_back({.token = *tokens++, .slot = end - first, .position = s, .visible = lengths[end], .entry = s,
                                     .source_slot = 0, .source = 0, .target = end * longest + s, .mask = false, .wanted = true});
-            const size_t size = size_t(end - first) * longest * 2 * stack->width;
+            const size_t size = size_t(end - first) * longest * stack->entry();
             if (entries.size() < size) entries.resize(size);
-            const Pass pass{{entries.data(), 0, longest * 2 * stack->width}, {}, nullptr, false, false, output, nullptr, nullptr};
+            const Pass pass{{entries.data(), 0, longest * stack->entry()}, {}, nullptr, false, false, output, nullptr, nullptr};
             Forward forward(*stack, pass, engine->team, engine->scratch);
             engine->team.run([&](int member) { forward.run(member); });
         }
     });
 }
 
-// Computes cross-attention keys and values: products of encoded (.., longest, I), `width` outputs per layer -> memory.
-EXPORTED(int, remember, Engine* engine, const Linear* linear, int64_t batch, int64_t longest, const RememberRow* sentences,
+// Computes cross-attention keys and values: products of encoded (.., longest, I), `width` outputs per layer -> memory. Keys are
+// normed as the layers of `stack` do it; NULL: not.
+EXPORTED(int, remember, Engine* engine, const Stack* stack, const Linear* linear, int64_t batch, int64_t longest, const RememberRow* sentences,
          const float* encoded, int64_t width, float* memory, int64_t memory_layer, int64_t memory_slot) {
     return status_of([&] {
         auto& rows = engine->scratch.rows;
@@ -182,6 +163,14 @@ EXPORTED(int, remember, Engine* engine, const Linear* linear, int64_t batch, int
                            column % width;
                 },
                 [](float* to, Floats value) { store(to, value); });
+            if (!stack || stack->layers.empty() || stack->layers[0].cross_key.empty()) return;
+            team.sync();
+            for (int row = mine.from; row < mine.to; ++row)
+                for (size_t layer = 0; layer < stack->layers.size(); ++layer) {
+                    float* keys = memory + layer * memory_layer + rows[row].slot * memory_slot + rows[row].position * width;
+                    for (float* head = keys; head < keys + width / 2; head += stack->size)
+                        stack->layers[layer].cross_key(head, head);
+                }
         });
     });
 }

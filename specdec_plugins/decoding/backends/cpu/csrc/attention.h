@@ -81,25 +81,47 @@ inline void each_seen(const Block& block, Do&& todo) {
 }
 
 // Gathers the entries of blocks that contain positions of a path, so that the code that computes a chain computes the path, too.
-inline void collect(const Seen& seen, const float* entries, size_t stride, int width, Block* blocks, int count, float* to) {
+inline void collect(const Seen& seen, const float* entries, size_t stride, Block* blocks, int count, float* to) {
     for (int b = 0; b < count; ++b) {
         Block& block = blocks[b];
         if (block.first + W <= seen.branch) continue;
         each_seen(block, [&](int lane) {
             const int64_t position = block.first + lane;
             const int64_t index = position < seen.branch ? position : seen.path[position - seen.branch];
-            std::copy_n(entries + index * stride, 2 * width, to + lane * stride);
+            std::copy_n(entries + index * stride, stride, to + lane * stride);
         });
         block.entries = to;
         to += W * stride;
     }
 }
 
+// H heads of width K. `group` of them, neighbours, share a head of keys and values.
+struct HeadShape {
+    int heads, size, group = 1;
+    float scale, cap = 0;             // 0: no cap
+    const float* relative = nullptr;  // a bias of scores, (H, 2 (reach + W)): of a key's distance ahead, from -reach - W
+    int reach = 0;
+
+    // The column of keys, or of values, for a query's.
+    int shared(int column) const { return group == 1 ? column : column / size / group * size + column % size; }
+    // The biases of W keys from position `first` on; beyond `reach` all are alike.
+    Floats bias(int head, int64_t first, int64_t position) const {
+        const int64_t ahead = std::clamp<int64_t>(first - position, -reach - W, reach);
+        return load(relative + head * 2 * (reach + W) + ahead + reach + W);
+    }
+    Floats score(Floats product, int head, int64_t first, int64_t position) const {
+        Floats found = scale * product;
+        if (cap) found = capped(found, cap);
+        return relative ? found + bias(head, first, position) : found;
+    }
+};
+
 // A query: what it sees, and where its result goes.
 struct Query {
-    const float* from;  // (D,)
+    const float* from;  // (H K,)
     Seen seen;
-    float* to;             // (D,)
+    float* to;             // (H K,)
+    int64_t position = 0;   // its own
     float* mass = nullptr;  // its weights, summed over heads, at each position up to the end, in whole blocks; NULL: not wanted
     bool added = false;     // to what is there
     uint64_t heads = ~0ull;  // those that `mass` sums, a bit for each of the first 64; ~0: all
@@ -177,14 +199,14 @@ inline void in_turn(Query* queries, int number, size_t stride, Do&& todo) {
     }
 }
 
-// q k of N queries' heads, from `column` on, for the entries of a block that are seen -> W scores of each; anything for the
+// q k of N queries' heads, from `column` on, with keys from `shared` on, for the entries of a block that are seen -> W scores of each; anything for the
 // others.
 template <int N>
-inline void dot_products(const Query* queries, int column, size_t stride, int size, const Block& block, ptrdiff_t ahead,
-                         Floats* scores) {
+inline void dot_products(const Query* queries, int column, int shared, size_t stride, int size, const Block& block,
+                         ptrdiff_t ahead, Floats* scores) {
     constexpr int L = most_together(N, W);  // lanes at a time
     const int whole = size / W * W;
-    const float* keys = block.entries + column;
+    const float* keys = block.entries + shared;
     Floats totals[N][W] = {};
     if (block.seen == Block::ALL)
         for (int lane = 0; lane < W; lane += L) {
@@ -228,10 +250,12 @@ inline void dot_products(const Query* queries, int column, size_t stride, int si
 }
 
 // Adds, for N queries, G times V vectors of the weighted sums of some blocks' values, from column i on; each V lie within a head.
-// An entry's values come after `values` numbers. The sum over a query's last block is final.
+// An entry's values come after its keys. The sum over a query's last block is final.
 template <int N, int G, int V>
-inline void weighted_sum(const Query* queries, int first, int end, int values, size_t stride, int size, int i, ptrdiff_t ahead) {
-    const auto head = [&](int g) { return (i + g * V * W) / size; };
+inline void weighted_sum(const Query* queries, int first, int end, const HeadShape& shape, size_t stride, int i, ptrdiff_t ahead) {
+    const auto head = [&](int g) { return (i + g * V * W) / shape.size; };
+    ptrdiff_t column[G];  // of the entry
+    for (int g = 0; g < G; ++g) column[g] = stride / 2 + shape.shared(i + g * V * W);
     Floats mixed[N][G * V] = {};
     const float* own[N][G];
     for (int n = 0; n < N; ++n)
@@ -241,11 +265,11 @@ inline void weighted_sum(const Query* queries, int first, int end, int values, s
 #pragma GCC unroll 8
             for (int v = 0; v < G * V; ++v) mixed[n][v] = load(queries[n].to + i + v * W);
     for (int b = first; b < end; ++b) {
-        const float* from = queries->blocks[b].entries + values + i;
+        const float* from = queries->blocks[b].entries;
         each_seen(queries->blocks[b], [&](int lane) {
 #pragma GCC unroll 8
             for (int v = 0; v < G * V; ++v) {
-                const float* value = from + lane * stride + v * W;
+                const float* value = from + lane * stride + column[v / V] + v % V * W;
                 if (ahead) __builtin_prefetch(value + ahead, 0, 2);
 #pragma GCC unroll 4
                 for (int n = 0; n < N; ++n) mixed[n][v] = fma(load(value), own[n][v / V][b * W + lane], mixed[n][v]);
@@ -285,19 +309,19 @@ inline void soften(const Query& query, int heads) {
     }
 }
 
-// softmax(q k * scale) v for queries over some entries -> `to` of each: the same, bit for bit, whatever other queries there are.
-// An entry has keys (D,), then values (D,); they are `stride` numbers apart. `scratch` has room for each query. `next` are the
+// softmax(score(q k)) v for queries over some entries -> `to` of each: the same, bit for bit, whatever other queries there are. An
+// entry is `stride` numbers: keys (G K,), then values (G K,). `scratch` has room for each query. `next` are the
 // entries of the queries that are taken next; NULL: not known.
-__attribute__((noinline)) void attend(Query* queries, int number, const float* entries, size_t stride, int width, int heads,
-                                      float scale, float* scratch, const float* next = nullptr) {
-    const int size = width / heads;
+__attribute__((noinline)) void attend(Query* queries, int number, const float* entries, size_t stride, const HeadShape& shape,
+                                      float* scratch, const float* next = nullptr) {
+    const int heads = shape.heads, size = shape.size, width = heads * size;
     for (int q = 0; q < number; ++q) {
         Query& query = queries[q];
         query.blocks = reinterpret_cast<Block*>(scratch);
         query.count = blocks_of(query.seen, entries, stride, query.blocks);
         query.weights = reinterpret_cast<float*>(query.blocks + query.count);
         query.norms = query.weights + heads * query.count * W;
-        if (query.seen.path) collect(query.seen, entries, stride, width, query.blocks, query.count, query.norms + heads);
+        if (query.seen.path) collect(query.seen, entries, stride, query.blocks, query.count, query.norms + heads);
         const int64_t path = query.seen.path ? query.seen.to - query.seen.branch : 0;
         scratch += attention_scratch(heads, query.seen.end(), path, stride);
     }
@@ -307,10 +331,12 @@ __attribute__((noinline)) void attend(Query* queries, int number, const float* e
         for (int b = first; b < end; ++b)
             for (int head = 0; head < heads; ++head) {
                 Floats scores[N];
-                dot_products<N>(group, head * size, stride, size, group->blocks[b], ahead, scores);
+                dot_products<N>(group, head * size, head / shape.group * size, stride, size, group->blocks[b], ahead, scores);
                 const Ints seen = lanes_of(group->blocks[b].seen);
-                for (int n = 0; n < N; ++n)
-                    store(group[n].weights + (head * group[n].count + b) * W, select(seen, scale * scores[n], -INFINITY));
+                for (int n = 0; n < N; ++n) {
+                    const Floats score = shape.score(scores[n], head, group[n].blocks[b].first, group[n].position);
+                    store(group[n].weights + (head * group[n].count + b) * W, select(seen, score, -INFINITY));
+                }
             }
     });
     for (int q = 0; q < number; ++q) soften(queries[q], heads);
@@ -321,10 +347,10 @@ __attribute__((noinline)) void attend(Query* queries, int number, const float* e
         int v = 0;
         if (size % (V * W) == 0) {
             for (; v + G * V <= vectors; v += G * V)
-                weighted_sum<N, G, V>(group, first, end, width, stride, size, v * W, ahead);
-            for (; v < vectors; v += V) weighted_sum<N, 1, V>(group, first, end, width, stride, size, v * W, ahead);
+                weighted_sum<N, G, V>(group, first, end, shape, stride, v * W, ahead);
+            for (; v < vectors; v += V) weighted_sum<N, 1, V>(group, first, end, shape, stride, v * W, ahead);
         }
-        for (; v < vectors; ++v) weighted_sum<N, 1, 1>(group, first, end, width, stride, size, v * W, ahead);
+        for (; v < vectors; ++v) weighted_sum<N, 1, 1>(group, first, end, shape, stride, v * W, ahead);
     });
     for (int q = 0; q < number; ++q)
         for (int column = vectors * W; column < width; ++column) {  // heads narrower than a vector, or no multiple of it
@@ -333,7 +359,7 @@ __attribute__((noinline)) void attend(Query* queries, int number, const float* e
             float mixed = 0;
             for (int b = 0; b < query.count; ++b)
                 each_seen(query.blocks[b], [&](int lane) {
-                    mixed = fma(own[b * W + lane], query.blocks[b].entries[lane * stride + width + column], mixed);
+                    mixed = fma(own[b * W + lane], query.blocks[b].entries[lane * stride + stride / 2 + shape.shared(column)], mixed);
                 });
             query.to[column] = mixed * query.norms[column / size];
         }

@@ -15,6 +15,41 @@ namespace {
 struct Linear;
 struct Stack;
 
+// ---- models
+
+// Layer norm, or `rms` norm; without `weight` there is none.
+SHARED_STRUCT(NormCall,
+    const float *weight, *bias;  // of as many numbers as a vector has
+    double eps;
+    int64_t rms;
+)
+// An encoder or decoder without layers yet: see `SideSpec`. Positions from `last` on use row `last` of `positions`; where there is
+// no table, tokens are not placed.
+SHARED_STRUCT(StackCall,
+    int64_t width, heads, key_heads, head_width, activation, norms;  // D, H, G, K
+    double scale, cap;             // of attention scores; 0: 1 / sqrt(K), and no cap
+    const float* rotation;         // (turned, K) cosines, then sines; NULL: no rotary positions
+    int64_t turned;
+    const void* tokens;            // (V, D), of a `Table` kind
+    int64_t kind;
+    double embedding_scale;
+    const float* positions;        // (positions, D); row `first` is position 0
+    int64_t first, last, zero_start;
+    NormCall embedding_norm, last_norm;
+    const Linear *projection, *gate;  // NULL: none
+    const Linear *basis, *screen;     // see `Forward::screen`
+    double logits_cap;                // 0: none
+)
+// Cross-attention is missing in an encoder. A layer reads and writes layer `entries` of the caches.
+SHARED_STRUCT(LayerCall,
+    const Linear *qkv, *out, *cross_query, *cross_out, *fc1, *fc2;
+    const Linear* gate;  // of a gated feed-forward layer
+    NormCall norm, after_norm, cross_norm, cross_after_norm, final_norm, final_after_norm;
+    NormCall query_norm, key_norm, cross_query_norm, cross_key_norm;  // of each head
+    const float* relative;  // (H, 2 reach + 1) the bias of scores by a key's distance ahead, from -reach
+    int64_t reach, entries;
+)
+
 // ---- passes
 
 // A model's KV caches: of the target, with room for `positions` in each slot, and of the source. Strides count numbers.

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "calls.h"
 #include "linear.h"
 #include "select.h"
 #include "team.h"
@@ -24,28 +25,57 @@ namespace {
 
 struct Norm {
     std::vector<float> weight, bias;
+    float eps = 0;
+    bool rms = false;
 
+    Norm() = default;
+    Norm(const NormCall& call, int width) : eps(float(call.eps)), rms(call.rms) {
+        if (call.weight) weight.assign(call.weight, call.weight + width), bias.resize(width);
+        if (call.bias) bias.assign(call.bias, call.bias + width);
+    }
     bool empty() const { return weight.empty(); }
     void operator()(const float* x, float* to) const {  // x and to may be the same
         const int width = int(weight.size());
         float mean = 0, variance = 0;
         Floats total = 0;
-        for (int i = 0; i < width; i += W) total += load(x + i);
-        mean = sum(total) / width;
+        if (!rms) {
+            for (int i = 0; i < width; i += W) total += load(x + i);
+            mean = sum(total) / width;
+        }
         total = 0;
         for (int i = 0; i < width; i += W) total = fma(load(x + i) - mean, load(x + i) - mean, total);
         variance = sum(total) / width;
-        const float factor = 1 / std::sqrt(variance + 1e-5f);
+        const float factor = 1 / std::sqrt(variance + eps);
         for (int i = 0; i < width; i += W) store(to + i, fma((load(x + i) - mean) * factor, load(&weight[i]), load(&bias[i])));
     }
 };
 
 enum Activation { RELU, GELU, GELU_TANH, SWISH };
 
+// The norms around a part of a layer.
+struct Residual {
+    Norm norm, after;  // before the part or after the sum; and after the part, before the sum
+};
+
 struct Layer {
-    const Linear *qkv, *out, *cross_query, *cross_out, *fc1, *fc2;  // the cross ones are NULL in an encoder
-    Norm norm, cross_norm, final_norm;
+    const Linear *qkv, *out, *cross_query, *cross_out, *fc1, *fc2, *gate;  // the cross ones are NULL in an encoder
+    Residual self, cross, final;
+    Norm query, key, cross_query_norm, cross_key;  // of each head
+    std::vector<float> relative;                   // see `HeadShape`
+    int reach;
     int64_t entries;  // the layer of the caches that it reads and writes
+
+    Layer(const LayerCall& call, int width, int head_width, int heads)
+        : qkv(call.qkv), out(call.out), cross_query(call.cross_query), cross_out(call.cross_out), fc1(call.fc1), fc2(call.fc2),
+          gate(call.gate), self{{call.norm, width}, {call.after_norm, width}},
+          cross{{call.cross_norm, width}, {call.cross_after_norm, width}},
+          final{{call.final_norm, width}, {call.final_after_norm, width}}, query(call.query_norm, head_width),
+          key(call.key_norm, head_width), cross_query_norm(call.cross_query_norm, head_width),
+          cross_key(call.cross_key_norm, head_width), reach(int(call.reach)), entries(call.entries) {
+        for (int head = 0; call.relative && head < heads; ++head)
+            for (int ahead = -reach - W; ahead < reach + W; ++ahead)
+                relative.push_back(call.relative[head * (2 * reach + 1) + std::clamp(ahead, -reach, reach) + reach]);
+    }
 };
 
 enum Table { TABLE_FLOAT32, TABLE_BFLOAT16, TABLE_FLOAT16 };
@@ -53,7 +83,7 @@ enum Table { TABLE_FLOAT32, TABLE_BFLOAT16, TABLE_FLOAT16 };
 struct Embedding {
     const void* tokens;      // (V, D), of this `kind`
     Table kind;
-    const float* positions;  // (positions, D)
+    const float* positions;  // (positions, D); NULL: tokens are not placed
     float scale;
     int64_t first, last;  // rows of `positions` for position 0 and for the last one
     bool zero_start;      // the token embedding at position 0 counts as zero
@@ -75,18 +105,42 @@ struct Embedding {
     }
 };
 
+enum Norms { AFTER, BEFORE, BOTH };
+
 struct Stack {
-    int width, heads, activation;
-    bool prenorm;
+    int width, heads, key_heads, size;  // D, H, G, K
+    Activation activation;
+    Norms norms;
+    float scale, cap;  // of attention scores
+    const float* rotation;
+    int64_t turned;
     Embedding embedding;
-    std::vector<Layer> layers;
     Norm last;                 // empty if there is none
     const Linear* projection;  // NULL in an encoder
     const Linear* gate;        // of the successor network; NULL if there is none
     const Linear *basis, *screen;  // of a drafter's screen: see `Forward::screen`; NULL if it has none
+    float logits_cap;
+    std::vector<Layer> layers{};
+
+    explicit Stack(const StackCall& call)
+        : width(int(call.width)), heads(int(call.heads)), key_heads(int(call.key_heads)), size(int(call.head_width)),
+          activation(Activation(call.activation)), norms(Norms(call.norms)),
+          scale(call.scale ? float(call.scale) : 1 / std::sqrt(float(call.head_width))), cap(float(call.cap)),
+          rotation(call.rotation), turned(call.turned),
+          embedding{call.tokens, Table(call.kind), call.positions, float(call.embedding_scale), call.first, call.last,
+                    bool(call.zero_start), {call.embedding_norm, int(call.width)}},
+          last(call.last_norm, int(call.width)), projection(call.projection), gate(call.gate), basis(call.basis),
+          screen(call.screen), logits_cap(float(call.logits_cap)) {}
+    int queries() const { return heads * size; }            // numbers of a query
+    int entry() const { return 2 * key_heads * size; }      // and of an entry
+    HeadShape shape(const Layer* layer) const {  // of self-attention in a layer; NULL: of cross-attention
+        HeadShape found{heads, size, heads / key_heads, scale, cap};
+        if (layer && !layer->relative.empty()) found.relative = layer->relative.data(), found.reach = layer->reach;
+        return found;
+    }
 };
 
-// Keys and values by layer, slot and position: 2 D numbers each. Strides count numbers.
+// Keys and values by layer, slot and position: 2 G K numbers each. Strides count numbers.
 struct Entries {
     float* data;
     int64_t layer, slot;
@@ -132,7 +186,7 @@ struct Row {
 struct Scratch {
     std::vector<Row> rows;
     std::vector<int64_t> paths;  // of the nodes of drafted trees, concatenated
-    std::vector<float> x, queries, entries;
+    std::vector<float> x, queries, entries, results;
     Input input, hidden, reduced;
     std::vector<float> promise;                 // (N, panels of the projection) their largest approximate logits
     std::vector<int> bounds;                    // the first row of each member's part
@@ -144,7 +198,7 @@ class Forward {
   public:
     // `alone`: members do not meet, and name the rows that they take.
     Forward(const Stack& stack, const Pass& pass, Team& team, Scratch& scratch, bool alone = false)
-        : stack(stack), pass(pass), team(team), rows(scratch.rows), values(scratch.x), queries(scratch.queries),
+        : stack(stack), pass(pass), team(team), rows(scratch.rows), values(scratch.x), queries(scratch.queries), results(scratch.results),
           input(scratch.input), hidden(scratch.hidden), reduced(scratch.reduced), promise(scratch.promise),
           bounds(scratch.bounds), attention(scratch.attention), count(int(rows.size())) {
         bool quantised = stack.projection && stack.projection->quantises();
@@ -158,17 +212,19 @@ class Forward {
             const size_t panels = size_t(count) * stack.projection->panels;
             if (promise.size() < panels) promise.resize(panels);
         }
-        input.resize(count, stack.width, quantised);
+        input.resize(count, std::max(stack.width, stack.queries()), quantised);
         hidden.resize(count, inner, quantised);
-        const size_t size = size_t(count) * stack.width;
-        if (values.size() < size) values.resize(size), queries.resize(size);
+        const size_t size = size_t(count) * stack.width, query_size = size_t(count) * stack.queries();
+        if (values.size() < size) values.resize(size);
+        if (queries.size() < query_size) queries.resize(query_size);
+        if (stack.norms == BOTH && results.size() < size) results.resize(size);
         int64_t longest = 0, path = 0;
         for (const Row& row : rows) {
             longest = std::max({longest, row.visible.end(), row.source.end()});
             if (row.visible.path) path = std::max(path, row.visible.to - row.visible.branch);
         }
         attention.resize(team.size);
-        const size_t room = std::min(count, MOST_QUERIES) * attention_scratch(stack.heads, longest, path, 2 * stack.width);
+        const size_t room = std::min(count, MOST_QUERIES) * attention_scratch(stack.heads, longest, path, std::max(stack.entry(), 2 * stack.width));
         for (auto& own : attention)
             if (own.size() < room) own.resize(2 * room);
         apart = alone || splits();
@@ -251,9 +307,10 @@ class Forward {
     }
     static void keep(float* to, Floats value) { store(to, value); }
 
-    // Positions beyond the table use its last row.
+    // Positions beyond the table use its last row. NULL without a table.
     const float* position(int row) const {
         const Embedding& from = stack.embedding;
+        if (!from.positions) return nullptr;
         return from.positions + std::min(rows[row].position + from.first, from.last) * stack.width;
     }
 
@@ -264,14 +321,18 @@ class Forward {
         const float* place = position(row);
         if (what.mask && pass.copied) {
             Query query{place, what.source, x(row)};
-            attend(&query, 1, pass.copied + what.source_slot * pass.memory.slot, 2 * width, width, 1, 1.0f,
+            attend(&query, 1, pass.copied + what.source_slot * pass.memory.slot, 2 * width, {1, width, 1, 1.0f},
                    attention[part.member].data());
             for (int i = 0; i < width; i += W) store(x(row) + i, load(x(row) + i) + load(place + i));
         } else if (embedding.zero_start && what.position == 0) {
-            std::copy(place, place + width, x(row));
+            if (place)
+                std::copy(place, place + width, x(row));
+            else
+                std::fill(x(row), x(row) + width, 0.0f);
         } else {
             const float* token = pass.embeddings ? pass.embeddings + what.token * width : embedding.of(what.token, width, x(row));
-            for (int i = 0; i < width; i += W) store(x(row) + i, fma(load(token + i), embedding.scale, load(place + i)));
+            for (int i = 0; i < width; i += W)
+                store(x(row) + i, fma(load(token + i), embedding.scale, place ? load(place + i) : Floats(0)));
         }
         if (!embedding.norm.empty()) embedding.norm(x(row), x(row));
     }
@@ -297,31 +358,56 @@ class Forward {
         sync();
     }
 
-    const Norm* before(const Norm& norm) const { return stack.prenorm ? &norm : nullptr; }
+    const Norm* before(const Residual& around) const { return stack.norms == AFTER ? nullptr : &around.norm; }
 
-    // Adds a product to x; in post-norm models also normalises the sum.
-    void residual(const Linear& linear, const Input& from, const Norm& norm, const Part& part) {
+    // Adds a product to x, and normalises where norms follow.
+    void residual(const Linear& linear, const Input& from, const Residual& around, const Part& part) {
+        if (stack.norms == BOTH) {
+            product(linear, from, part, [&](int row, int column) { return result(row) + column; }, keep);
+            sync();
+            each_row(part, [&](int row) {
+                around.after(result(row), result(row));
+                for (int i = 0; i < stack.width; i += W) store(x(row) + i, load(x(row) + i) + load(result(row) + i));
+            });
+            return;
+        }
         product(linear, from, part, [&](int row, int column) { return x(row) + column; },
                 [](float* to, Floats value) { store(to, load(to) + value); });
         sync();
-        if (!stack.prenorm) each_row(part, [&](int row) { norm(x(row), x(row)); });
+        if (stack.norms == AFTER) each_row(part, [&](int row) { around.norm(x(row), x(row)); });
+    }
+    float* result(int row) { return &results[size_t(row) * stack.width]; }
+    float* query(int row) { return &queries[size_t(row) * stack.queries()]; }
+
+    // The norm of each head, and its rotation to a position, of queries or keys; a position of -1 does not turn.
+    void turn(float* vector, int count, const Norm& norm, int64_t position) const {
+        const int size = stack.size, half = size / 2;
+        for (float* head = vector; head < vector + count * size; head += size) {
+            if (!norm.empty()) norm(head, head);
+            if (!stack.rotation || position < 0) continue;
+            const float *cosine = stack.rotation + std::min(position, stack.turned - 1) * size, *sine = cosine + half;
+            for (int i = 0; i < half; ++i) {
+                const float first = head[i], second = head[half + i];
+                head[i] = first * cosine[i] - second * sine[i], head[half + i] = second * cosine[i] + first * sine[i];
+            }
+        }
     }
 
     // Attention of the queries over the cache or the memory, as the input of the product `next`.
     void attend_rows(const Linear& next, const Entries& entries, int index, bool source, Part& part) {
         const float* data = entries.data + stack.layers[index].entries * entries.layer;
-        const float scale = 1 / std::sqrt(float(stack.width / stack.heads));
+        const HeadShape shape = stack.shape(source ? nullptr : &stack.layers[index]);
         const auto slot = [&](int row) { return source ? rows[row].source_slot : rows[row].slot; };
         for (int first = part.rows.from, end; first < part.rows.to; first = end) {
             for (end = first; end < part.rows.to && end - first < MOST_QUERIES && slot(end) == slot(first); ++end) {
                 const Row& what = rows[end];
-                const size_t at = size_t(end) * stack.width;
                 float* mass = source && what.wanted ? pass.masses.of(what.target, index) : nullptr;
-                part.together[end - first] = {&queries[at], source ? what.source : what.visible, &input.values[at], mass,
+                part.together[end - first] = {query(end), source ? what.source : what.visible,
+                                              &input.values[size_t(end) * stack.queries()], what.position, mass,
                                               index > 0 && pass.masses.layer < 0, pass.masses.heads};
             }
             const float* next = end < part.rows.to ? data + slot(end) * entries.slot : nullptr;
-            attend(part.together, end - first, data + slot(first) * entries.slot, 2 * stack.width, stack.width, stack.heads, scale,
+            attend(part.together, end - first, data + slot(first) * entries.slot, stack.entry(), shape,
                    attention[part.member].data(), next);
         }
         each_row(part, [&](int row) { quantise(input, next, row); });
@@ -330,40 +416,50 @@ class Forward {
 
     void layer(int index, Part& part) {
         const Layer& layer = stack.layers[index];
-        const int width = stack.width;
+        const int width = stack.queries();
         if (pass.block && index)
             each_row(part, [&](int row) {
-                for (int i = 0; i < width; i += W) store(x(row) + i, load(x(row) + i) + load(position(row) + i));
+                for (int i = 0; i < stack.width; i += W) store(x(row) + i, load(x(row) + i) + load(position(row) + i));
             });
-        prepare(*layer.qkv, before(layer.norm), part);
+        prepare(*layer.qkv, before(layer.self), part);
         float* cache = pass.cache.data + layer.entries * pass.cache.layer;
+        const auto entry = [&](int row) { return cache + rows[row].slot * pass.cache.slot + rows[row].entry * stack.entry(); };
         const auto place = [&](int row, int column) {
-            if (column < width) return &queries[size_t(row) * width] + column;
-            return cache + rows[row].slot * pass.cache.slot + rows[row].entry * 2 * width + (column - width);
+            return column < width ? query(row) + column : entry(row) + (column - width);
         };
         product(*layer.qkv, input, part, place, keep);
         sync();
+        if (stack.rotation || !layer.query.empty()) {
+            each_row(part, [&](int row) {
+                turn(query(row), stack.heads, layer.query, rows[row].position);
+                turn(entry(row), stack.key_heads, layer.key, rows[row].position);
+            });
+            sync();
+        }
         if (pass.narrowed && index + 1 == int(stack.layers.size())) drop_unwanted(part);
         attend_rows(*layer.out, pass.cache, index, false, part);
-        residual(*layer.out, input, layer.norm, part);
+        residual(*layer.out, input, layer.self, part);
         if (layer.cross_query) {
-            prepare(*layer.cross_query, before(layer.cross_norm), part);
-            product(*layer.cross_query, input, part,
-                    [&](int row, int column) { return &queries[size_t(row) * width] + column; }, keep);
+            prepare(*layer.cross_query, before(layer.cross), part);
+            product(*layer.cross_query, input, part, [&](int row, int column) { return query(row) + column; }, keep);
             sync();
+            if (!layer.cross_query_norm.empty())
+                each_row(part, [&](int row) { turn(query(row), stack.heads, layer.cross_query_norm, -1); });
             attend_rows(*layer.cross_out, pass.memory, index, true, part);
-            residual(*layer.cross_out, input, layer.cross_norm, part);
+            residual(*layer.cross_out, input, layer.cross, part);
         }
-        prepare(*layer.fc1, before(layer.final_norm), part);
+        prepare(*layer.fc1, before(layer.final), part);
         const int inner = layer.fc1->outputs;
-        product(*layer.fc1, input, part, [&](int row, int column) { return &hidden.values[size_t(row) * inner] + column; },
-                [&](float* to, Floats value) { store(to, activate(value)); });
+        const auto inside = [&](int row, int column) { return &hidden.values[size_t(row) * inner] + column; };
+        product(*layer.fc1, input, part, inside, [&](float* to, Floats value) { store(to, activate(value)); });
+        if (layer.gate)  // each member multiplies what it has written itself
+            product(*layer.gate, input, part, inside, [](float* to, Floats value) { store(to, load(to) * value); });
         sync();
         if (layer.fc2->quantises()) {
             each_row(part, [&](int row) { quantise(hidden, *layer.fc2, row); });
             sync();
         }
-        residual(*layer.fc2, hidden, layer.final_norm, part);
+        residual(*layer.fc2, hidden, layer.final, part);
     }
 
     Floats activate(Floats value) const {
@@ -389,8 +485,7 @@ class Forward {
         for (int row = range.from; row < range.to; ++row)
             if (rows[row].wanted) {
                 std::copy(x(row), x(row) + stack.width, x(end));
-                const float* query = &queries[size_t(row) * stack.width];
-                std::copy(query, query + stack.width, &queries[size_t(end) * stack.width]);
+                std::copy(query(row), query(row) + stack.queries(), query(end));
                 rows[end++] = rows[row];
             }
         return end;
@@ -417,6 +512,13 @@ class Forward {
             screen(part);
         else
             project(*stack.projection, input, pass.output, part);
+        if (stack.logits_cap) {
+            sync();
+            each_row(part, [&](int row) {
+                float* logits = pass.output + rows[row].target * stack.projection->outputs;
+                for (int i = 0; i < stack.projection->outputs; ++i) logits[i] = first(capped(logits[i], stack.logits_cap));
+            });
+        }
         if (stack.gate) project(*stack.gate, input, pass.gates, part);
     }
 
@@ -445,15 +547,15 @@ class Forward {
     }
 
     void project(const Linear& linear, const Input& from, float* output, const Part& part) {
-        product(linear, from, part,
-                [&](int row, int column) { return output + rows[row].target * linear.outputs + column; }, keep);
+        const auto place = [&](int row, int column) { return output + rows[row].target * linear.outputs + column; };
+        product(linear, from, part, place, keep);
     }
 
     const Stack& stack;
     const Pass& pass;
     Team& team;
     std::vector<Row>& rows;
-    std::vector<float>&values, &queries;
+    std::vector<float>&values, &queries, &results;
     Input &input, &hidden, &reduced;
     std::vector<float>& promise;
     std::vector<int>& bounds;

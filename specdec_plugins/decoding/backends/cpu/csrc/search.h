@@ -192,7 +192,7 @@ class BeamSearch {
         }
         Lane& to = lanes[best];
         taken[best] = true;
-        const int64_t entry = 2 * all.verifier->width;
+        const int64_t entry = all.verifier->entry();
         for (size_t layer = 0; layer < all.verifier->layers.size(); ++layer) {
             float* entries = all.caches.cache + layer * all.caches.cache_layer;
             const float *first = entries + from.slot * all.caches.cache_slot, *last = first + from.held * entry;

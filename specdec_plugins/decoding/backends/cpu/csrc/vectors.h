@@ -170,6 +170,12 @@ inline Floats gelu_tanh(Floats x) {
     return 0.5f * x * (1.0f + select(u < 0.0f, -tanh, tanh));
 }
 
+// cap tanh(x / cap)
+inline Floats capped(Floats x, float cap) {
+    const Floats u = x / cap, t = exponential(-2.0f * maximum(u, -u)), tanh = (1.0f - t) / (1.0f + t);
+    return cap * select(u < 0.0f, -tanh, tanh);
+}
+
 // x sigmoid(x), by e^-|x|, which cannot overflow.
 inline Floats swish(Floats x) {
     const Floats t = exponential(-maximum(x, -x));

@@ -1,0 +1,329 @@
+"""The parts of a Transformer (`model/spec.py`) on tensors by canonical names, and the loop over its layers: for training, as an
+oracle, on GPUs.
+
+B rows, S source positions, Q positions computed, T positions seen, D width, V vocabulary, L layers; H heads, G key-value heads, K
+width of a head. Queries are H K wide, an entry of a cache 2 G K: keys, then values.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec_plugins.formats.positions import buckets, rotations
+from specdec_plugins.model import spec as parts
+from specdec_plugins.model.spec import SideSpec
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "swish": F.silu,
+}
+
+
+class Weights:
+    """A model's tensors by name, grouped as passes use them."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], packing: bool = False):
+        self.tensors, self.packing = tensors, packing
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def __call__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def linear(self, *names: str) -> "Linear":
+        """One product of several projections of the same input, which all have a bias, or none."""
+        weights = [self(f"{name}.weight") for name in names]
+        biases = [self(f"{name}.bias") for name in names if f"{name}.bias" in self]
+        if len(names) == 1:
+            return Linear(weights[0], biases[0] if biases else None)
+        return Joined(weights, biases) if self.packing else Linear(torch.cat(weights), torch.cat(biases) if biases else None)
+
+    def norm(self, name: str, spec: parts.Norm) -> "Norm":
+        return Norm(self(f"{name}.weight"), self(f"{name}.bias") if spec.bias else None, spec.rms, spec.eps)
+
+
+@dataclass(frozen=True)
+class Linear:
+    weight: Tensor  # (out, in)
+    bias: Tensor | None = None  # (out,)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Joined(Linear):
+    """Projections to pack: they are joined whenever they are read, so that no second copy stays in memory."""
+
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor]):
+        object.__setattr__(self, "parts", {"weight": weights, "bias": biases})
+
+    def __getattr__(self, name: str) -> Tensor | None:
+        some = self.__dict__["parts"][name]
+        return torch.cat(some) if some else None
+
+
+@dataclass(frozen=True)
+class Norm:
+    weight: Tensor  # (D,)
+    bias: Tensor | None
+    rms: bool = False
+    eps: float = 1e-5
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self.rms:
+            return torch.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        normed = F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return normed if self.bias is None else normed + self.bias
+
+    def scaled(self, factor: float) -> "Norm":
+        """One whose results are ``factor`` times as large."""
+        if factor == 1:
+            return self
+        return replace(self, weight=self.weight * factor, bias=None if self.bias is None else self.bias * factor)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """softmax(cap(scale q k) + bias + mask) v, by head."""
+
+    heads: int  # H
+    key_heads: int  # G
+    scale: float | None = None  # None: 1 / sqrt(K)
+    cap: float | None = None
+    relative: Tensor | None = None  # (H, 2 R + 1): a bias of scores, by the key's distance ahead from -R to R
+
+    def __call__(self, queries: Tensor, entries: Tensor, mask: Tensor | None, ahead: Tensor | None = None) -> Tensor:
+        """(B, Q, H K) for queries (B, Q, H K) and entries (B, T, 2 G K). ``mask`` is added to scores, (B, 1, Q, T); ``ahead``
+        (B, Q, T), with a relative bias, are the distances of the keys' positions from the queries'."""
+        q, k, v = self.by_head(queries, entries)
+        mask = self.biased(mask, ahead)
+        if self.cap is None:
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
+        else:
+            mixed = self.weights(q, k, mask) @ v
+        return mixed.transpose(1, 2).reshape(queries.shape)
+
+    def weighed(self, queries: Tensor, entries: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Without a bias, the same and its weights (B, H, Q, T), reading the keys once."""
+        q, k, v = self.by_head(queries, entries)
+        weights = self.weights(q, k, mask)
+        return (weights @ v).transpose(1, 2).reshape(queries.shape), weights
+
+    def weights(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+        scores = q @ k.transpose(2, 3)
+        scores = scores / math.sqrt(q.size(3)) if self.scale is None else scores * self.scale  # (B, H, Q, T)
+        scores = capped(scores, self.cap)
+        return (scores if mask is None else scores + mask).softmax(3)
+
+    def by_head(self, queries: Tensor, entries: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, H, Q, K), and keys and values (B, H, T, K)."""
+        half = entries.size(2) // 2
+        q = queries.unflatten(2, (self.heads, -1)).transpose(1, 2)
+        k, v = (each.unflatten(2, (self.key_heads, -1)).transpose(1, 2) for each in (entries[..., :half], entries[..., half:]))
+        if self.key_heads != self.heads:
+            k, v = (each.repeat_interleave(self.heads // self.key_heads, 1) for each in (k, v))
+        return q, k, v
+
+    def biased(self, mask: Tensor | None, ahead: Tensor | None) -> Tensor | None:
+        """(B, H, Q, T) the mask with the relative bias, or the mask."""
+        if self.relative is None:
+            return mask
+        assert ahead is not None, "distances for a relative bias"
+        most = self.relative.size(1) // 2
+        bias = self.relative[:, ahead.clamp(-most, most) + most].transpose(0, 1)
+        return bias if mask is None else bias + mask
+
+
+def capped(x: Tensor, cap: float | None) -> Tensor:
+    return x if cap is None else cap * torch.tanh(x / cap)
+
+
+class Turn:
+    """What happens to queries and keys before they meet: head by head, a norm and a rotation by their positions."""
+
+    def __init__(self, norm: Norm | None, rotation: Tensor | None):
+        self.norm, self.rotation = norm, rotation  # (P, K): cosines, then sines
+
+    def __call__(self, x: Tensor, width: int, positions: Tensor | None = None) -> Tensor:
+        """(B, Q, N K) for vectors (B, Q, N K) of heads of ``width`` K; ``positions`` (B, Q): None in cross-attention."""
+        by_head = x.unflatten(-1, (-1, width))
+        if self.norm is not None:
+            by_head = self.norm(by_head)
+        if self.rotation is not None and positions is not None:
+            rows = self.rotation[positions.clamp(max=len(self.rotation) - 1)][:, :, None]  # (B, Q, 1, K)
+            (cosine, sine), (first, second) = rows.chunk(2, -1), by_head.chunk(2, -1)
+            by_head = torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
+        return by_head.flatten(2)
+
+
+class Embedding:
+    """Token embedding, position embedding, norm: the bottom of an encoder or decoder."""
+
+    def __init__(self, weights: Weights, name: str, side: SideSpec, zero_start: bool = False):
+        spec = side.embedding
+        self.tokens = weights(f"{name}.embed_tokens.weight")  # (V, D)
+        self.positions = None if spec.offset is None else weights(f"{name}.embed_positions.weight")  # (P, D)
+        self.scale, self.offset, self.zero_start = spec.scale, spec.offset or 0, zero_start
+        self.norm = weights.norm(f"{name}.layernorm_embedding", side.norm) if spec.norm else None
+
+    def embed(self, tokens: Tensor, embeddings: Tensor | None = None) -> Tensor:
+        """(B, Q, D) scaled embeddings of tokens (B, Q), or of rows of other ``embeddings`` (N, D)."""
+        dtype = (self.tokens if self.positions is None else self.positions).dtype
+        return F.embedding(tokens, self.tokens if embeddings is None else embeddings).to(dtype) * self.scale
+
+    def place(self, positions: Tensor) -> Tensor:
+        """(B, Q, D) embeddings of positions, counted from 0; past the table's end, for hidden entries only, its last row."""
+        if self.positions is None:
+            return self.tokens.new_zeros(())
+        return F.embedding((positions + self.offset).clamp_(max=self.positions.size(0) - 1), self.positions)
+
+    def copied(self, tokens: Tensor, weight: Tensor) -> Tensor:
+        """(1, N, S, 2 D) keys and values of the source copy for sources (N, S); ``weight`` (D, D) is `Decoder.copy`."""
+        embedded = self.embed(tokens)
+        positions = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
+        return torch.cat([(embedded + self.place(positions)) @ weight, embedded], -1)[None]  # W p . k = p . (k W)
+
+    def __call__(self, tokens: Tensor, positions: Tensor, embeddings: Tensor | None = None) -> Tensor:
+        x = self.embed(tokens, embeddings)
+        if self.zero_start:
+            x = x.masked_fill((positions == 0)[..., None], 0)
+        x = x + self.place(positions)
+        return x if self.norm is None else self.norm(x)
+
+
+class Residual:
+    """The norms around a part of a layer, and the sum of its input and its result."""
+
+    def __init__(self, weights: Weights, name: str, side: SideSpec):
+        norm, after = f"{name}_layer_norm", f"{name}_after_norm"
+        self.before = weights.norm(norm, side.norm) if side.norms != "after" else None
+        self.inner = weights.norm(after, side.norm) if side.norms == "both" else None
+        self.after = weights.norm(norm, side.norm) if side.norms == "after" else None
+
+    @property
+    def norms(self) -> tuple[Norm | None, Norm | None]:
+        """``layer_norm`` and ``after_norm``."""
+        return self.before or self.after, self.inner
+
+    def enter(self, x: Tensor) -> Tensor:
+        return x if self.before is None else self.before(x)
+
+    def leave(self, x: Tensor, result: Tensor) -> Tensor:
+        x = x + (result if self.inner is None else self.inner(result))
+        return x if self.after is None else self.after(x)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What layers attend to, which their caller keeps."""
+
+    places: Tensor  # (B, Q) or (1, Q): positions of the inputs
+    # (B, Q, H K) self-attention of a layer's queries (B, Q, H K), given the inputs' own entries (B, T, 2 G K)
+    own: "Callable[[Layer, Tensor, Tensor], Tensor]"
+    source: "Callable[[Layer, Tensor], Tensor] | None" = None  # cross-attention
+
+
+class Layer:
+    """A Transformer layer. ``entries`` is the layer of the caches that it reads and writes."""
+
+    def __init__(self, weights: Weights, name: str, side: SideSpec, cross: bool, entries: int, rotation: Tensor | None):
+        spec, own, source = side.attention, f"{name}.self_attn", f"{name}.encoder_attn"
+        self.entries, self.queries, self.width = entries, side.query_width, side.head_width
+        self.activation = ACTIVATIONS[side.feed_forward.activation]
+        heads = Attention(spec.heads, side.key_heads, spec.scale, spec.cap)
+        self.attention, self.cross = replace(heads, relative=relative(weights, own, spec.relative, not cross)), heads
+        self.turns = [turn(weights, f"{own}.{part}_norm", spec.head_norm, rotation) for part in "qk"]
+        self.qkv = weights.linear(*(f"{own}.{part}_proj" for part in "qkv"))
+        self.out = weights.linear(f"{own}.out_proj")
+        self.around = Residual(weights, own, side)
+        self.cross_turn = turn(weights, f"{source}.q_norm", spec.head_norm, None) if cross else None
+        self.cross_query = weights.linear(f"{source}.q_proj") if cross else None
+        self.cross_out = weights.linear(f"{source}.out_proj") if cross else None
+        self.cross_around = Residual(weights, source, side) if cross else None
+        self.fc1, self.fc2 = weights.linear(f"{name}.fc1"), weights.linear(f"{name}.fc2")
+        self.gate = weights.linear(f"{name}.gate") if side.feed_forward.gated else None
+        self.final_around = Residual(weights, f"{name}.final", side)
+
+    def __call__(self, x: Tensor, context: Context, keep: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """(B, T, D) -> (B, T, D), or (B, Q, D) for only the rows and positions ``keep``, which still attend to all."""
+        qkv = self.qkv(self.around.enter(x))  # (B, T, H K + 2 G K)
+        queries, entries = qkv[..., : self.queries], qkv[..., self.queries :]
+        query_turn, key_turn = self.turns
+        if query_turn is not None and key_turn is not None:
+            keys, values = entries.chunk(2, -1)
+            queries = query_turn(queries, self.width, context.places)
+            entries = torch.cat([key_turn(keys, self.width, context.places), values], -1)
+        if keep is not None:
+            x, queries = x[keep], queries[keep]
+        x = self.around.leave(x, self.out(context.own(self, queries, entries)))
+        if context.source is not None:
+            assert self.cross_query and self.cross_out and self.cross_around, "a decoder's layer"
+            queries = self.cross_query(self.cross_around.enter(x))
+            queries = queries if self.cross_turn is None else self.cross_turn(queries, self.width)
+            x = self.cross_around.leave(x, self.cross_out(context.source(self, queries)))
+        return self.final_around.leave(x, self.fc2(self._inner(self.final_around.enter(x))))
+
+    def _inner(self, x: Tensor) -> Tensor:
+        inner = self.activation(self.fc1(x))
+        return inner if self.gate is None else inner * self.gate(x)
+
+
+def through(
+    layers: Sequence[Layer], x: Tensor, context: Context, keep: tuple[Tensor, Tensor] | None = None, placed: Tensor | None = None,
+    last: Layer | None = None,
+) -> Tensor:  # fmt: skip
+    """(B, T, D) -> (B, T, D), or (B, Q, D) if the ``last`` layer, by default that of these, shall ``keep`` only some. ``placed``
+    (B, T, D) is added before every layer but the first."""
+    for index, layer in enumerate(layers):
+        x = x if placed is None or not index else x + placed
+        x = layer(x, context, keep if layer is (last or layers[-1]) else None)
+    return x
+
+
+def relative(weights: Weights, name: str, spec: parts.Relative | None, both_ways: bool) -> Tensor | None:
+    """(H, 2 R + 1) the bias of scores by the key's distance ahead."""
+    if spec is None:
+        return None
+    table = weights(f"{name}.relative.weight")  # (buckets, H)
+    return table[torch.tensor(buckets(spec.buckets, spec.distance, both_ways), device=table.device)].T
+
+
+def turn(weights: Weights, name: str, spec: parts.Norm | None, rotation: Tensor | None) -> Turn | None:
+    if spec is None and rotation is None:
+        return None
+    return Turn(None if spec is None else weights.norm(name, spec), rotation)
+
+
+def rotation_of(side: SideSpec, like: Tensor) -> Tensor | None:
+    """(P, K) the rotary positions of a side."""
+    spec = side.attention.rotary
+    return None if spec is None else rotations(side.max_positions, side.head_width, spec.theta).to(like)
+
+
+def whole(
+    places: Tensor, mask: Tensor | None, sources: Sequence[Tensor] | None = None, hidden: Tensor | None = None,
+    cached: Sequence[Tensor] | None = None, cached_places: Tensor | None = None,
+) -> Context:  # fmt: skip
+    """All inputs at once, at ``places`` (1, Q) or (B, Q): they attend to each other, with a ``mask`` (.., Q, C + Q), and to
+    entries of the source (B, S, 2 G K) by layer, ``hidden`` (B, 1, 1, S) masked. ``cached`` (B, C, 2 G K) by layer are entries
+    before the inputs' own, at ``cached_places`` (1, C) or (B, C)."""
+    seen = places if cached_places is None else torch.cat([cached_places.expand(len(places), -1), places], 1)
+
+    def own(layer: Layer, queries: Tensor, entries: Tensor) -> Tensor:
+        known = entries if cached is None else torch.cat([cached[layer.entries].to(entries), entries], 1)
+        ahead = None if layer.attention.relative is None else seen[:, None] - places[..., None]
+        return layer.attention(queries, known, mask, ahead)
+
+    def source(layer: Layer, queries: Tensor) -> Tensor:
+        assert sources is not None
+        return layer.cross(queries, sources[layer.entries].to(queries), hidden)
+
+    return Context(places, own, None if sources is None else source)

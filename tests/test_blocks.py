@@ -1,0 +1,225 @@
+"""Models made of parts: each part, and mixtures of them, on both backends, against `naive.py`."""
+
+import random
+from dataclasses import replace
+
+import one_file_architecture
+import pytest
+import torch
+from naive import changed, logits, random_model, side_of
+from support import Knowing
+from test_formats import SIZE, cases, dictionary, read_twice
+from test_kernels import variant  # noqa: F401 - a fixture
+
+from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+from specdec_plugins.decoding.assembly import assemble
+from specdec_plugins.decoding.backends.cpu import model as kernels
+from specdec_plugins.decoding.backends.torch.model import TorchModel
+from specdec_plugins.decoding.backends.torch.placement import load_pair
+from specdec_plugins.decoding.constraints import Constraints
+from specdec_plugins.decoding.control.fixed import FixedLength
+from specdec_plugins.decoding.drafters import glide
+from specdec_plugins.decoding.loop import speculative_decode
+from specdec_plugins.decoding.options import Beam, Tree
+from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.decoding.values import Request
+from specdec_plugins.formats.folder import Pair, load_folder, save_folder
+from specdec_plugins.formats.positions import buckets
+from specdec_plugins.formats.spec import DrafterModel, Model
+from specdec_plugins.model.spec import Embedding, FeedForward, ModelSpec, Norm, Output, Relative, Rotary
+from specdec_plugins.text.codec import CodecConfig
+
+SIDE = side_of(layers=2, heads=4, width=64, inner_width=96, max_positions=40, embedding_scale=4.0, position_offset=2)
+PLAIN = ModelSpec(SIDE, SIDE)
+RMS = Norm(rms=True, eps=1e-6, bias=False)
+SPECS = {
+    "RMS norms": {"norm": RMS},
+    "RMS norms with biases": {"norm": replace(RMS, bias=True)},
+    "layer norms without biases": {"norm": Norm(eps=1e-3, bias=False)},
+    "norms on both sides": {"norms": "both", "final_norm": True},
+    "no biases": {"attention": {"bias": False}, "feed_forward": {"bias": False}},
+    "wide heads": {"attention": {"head_width": 48}},
+    "narrow heads": {"attention": {"head_width": 8}},
+    "no scale": {"attention": {"scale": 1.0}},
+    "another scale": {"attention": {"scale": 0.07}},
+    "relative positions": {"attention": {"relative": Relative(8, 12)}, "embedding": {"offset": None}},
+    "T5's buckets": {"attention": {"relative": Relative()}, "embedding": {"offset": None}},
+    "rotary positions": {"attention": {"rotary": Rotary()}, "embedding": {"offset": None}},
+    "rotary positions of wide heads": {"attention": {"rotary": Rotary(500.0), "head_width": 40}},
+    "key-value groups": {"attention": {"key_heads": 2}},
+    "one head of keys": {"attention": {"key_heads": 1, "head_width": 32}},
+    "caps": {"attention": {"cap": 1.5}},
+    "head norms": {"attention": {"head_norm": RMS}},
+    "head norms with biases, rotary": {"attention": {"head_norm": Norm(), "rotary": Rotary()}},
+    "gates": {"feed_forward": {"gated": True, "activation": "gelu_tanh"}},
+    "T5": {
+        "attention": {"bias": False, "scale": 1.0, "head_width": 32, "relative": Relative(16, 24)}, "norm": RMS,
+        "norms": "before", "final_norm": True, "embedding": {"offset": None, "scale": 1.0},
+        "feed_forward": {"gated": True, "activation": "gelu_tanh", "bias": False},
+    },
+    "T5Gemma": {
+        "attention": {"bias": False, "key_heads": 2, "head_width": 32, "scale": 0.21, "cap": 5.0, "rotary": Rotary(),
+                      "head_norm": RMS},
+        "norm": RMS, "norms": "both", "final_norm": True, "embedding": {"offset": None, "scale": 8.0},
+        "feed_forward": {"gated": True, "activation": "gelu_tanh", "bias": False},
+    },
+}  # fmt: skip
+
+
+def side_with(case, side=SIDE):
+    parts = {
+        name: replace(getattr(side, name), **value) if isinstance(value, dict) else value for name, value in SPECS[case].items()
+    }
+    return replace(side, **parts)
+
+
+def model_with(case):
+    """The decoder has the case's parts, and the encoder has them in another size."""
+    encoder = side_with(case, changed(SIDE, width=96, inner_width=64)) if "wide" not in case else side_with(case)
+    output = Output(scale=0.6, cap=2.5) if SPECS[case].get("final_norm") else Output(bias=True, cap=4.0)
+    made = random_model(ModelSpec(encoder, side_with(case), output), SIZE, SIZE + 3, seed=len(case))
+    return Model(made.spec, made.tensors)
+
+
+@pytest.mark.parametrize("case", SPECS)
+@torch.inference_mode()
+def test_forward_is_the_specs(case):
+    model = model_with(case)
+    pairs = cases(case, model.spec.symbols)
+    found = read_twice(TorchModel(load_pair(model, None, dtype=torch.float64)[0]), pairs, model.spec.symbols.start)
+    for (source, target), each in zip(pairs, found):
+        # rotary tables are float32's, as the families compute them
+        torch.testing.assert_close(each, logits(model, source, target), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", SPECS)
+@torch.inference_mode()
+def test_kernels_compute_the_spec(case, variant):  # noqa: F811
+    model = model_with(case)
+    engine, _ = load_pair(model, None)
+    assert not kernels.obstacles(engine)
+    pairs = cases(case, model.spec.symbols)
+    found = read_twice(kernels.load(engine, None, "float32", 2)[0], pairs, model.spec.symbols.start)
+    for (source, target), each in zip(pairs, found):
+        torch.testing.assert_close(each.double(), logits(model, source, target), rtol=3e-4, atol=3e-4)
+
+
+def requests_of(rng, **more):
+    return [
+        Request(number, [*(rng.randrange(4, SIZE) for _ in range(rng.randrange(1, 30))), 2], rng.randrange(3, 34), **more)
+        for number in range(6)
+    ]
+
+
+def outputs_of(pair, dtype, length, requests, drafter=None, tree=None):
+    """Tokens and scores of each request, and statistics; ``drafter`` replaces the pair's."""
+    own, verifier = assemble(pair[0], pair[1] if drafter is None and length else None, dtype=dtype, threads=2)
+    constraints, stats = Constraints.of(pair[0].spec), DecodeStats()
+    made = speculative_decode(drafter or own, verifier, TopBetaTau(), FixedLength(length, tree), requests, 8, stats, constraints)
+    found = sorted(made, key=lambda each: (each.index, each.output))
+    return [(each.tokens, each.token_scores) for each in found], stats
+
+
+def pair_with(case):
+    """A model, and the drafter `glide` on its cache, untrained but with the verifier's own layers, so that some drafts pass."""
+    model = model_with(case)
+    model = Model(replace(model.spec, output=replace(model.spec.output, cap=None)), model.tensors)
+    spec = glide.shape(model.spec, 1)
+    tensors = {}
+    for name, tensor in model.tensors.items():
+        if name.startswith("decoder.layers.1.") and not glide.hosted(name):
+            shape = list(tensor.shape)
+            part = name.split(".")[3]
+            if part in ("fc1", "gate"):
+                tensor = tensor[: spec.decoder.feed_forward.width]
+            elif part == "fc2" and len(shape) == 2:
+                tensor = tensor[:, : spec.decoder.feed_forward.width]
+            tensors[name.replace("layers.1.", "layers.0.")] = tensor.clone()
+    return model, DrafterModel("glide", tensors, None, {"layers": 1}, 4)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int8"])
+@pytest.mark.parametrize("case", SPECS)
+def test_drafts_change_nothing(case, dtype):
+    """Those of a drafter on the verifier's cache, and of one that errs now and then; beams and trees, too."""
+    pair, rng = pair_with(case), random.Random(case)
+    requests = requests_of(rng)
+    plain, _ = outputs_of(pair, dtype, 0, requests)
+    drafted, _ = outputs_of(pair, dtype, 4, requests)
+    guessed, stats = outputs_of(pair, dtype, 5, requests, Knowing([tokens for tokens, _ in plain], 0.2))
+    assert stats.mean_accepted_length > 1.5
+    same(plain, drafted, dtype)
+    same(plain, guessed, dtype)
+    branching, _ = outputs_of(pair, dtype, 3, requests, Knowing([tokens for tokens, _ in plain], 0.4), Tree(nodes=6))
+    same(plain, branching, dtype)
+    searches = [replace(request, beam=Beam(3)) for request in requests]
+    same(*(outputs_of(pair, dtype, length, searches)[0] for length in (0, 3)), dtype)
+
+
+def same(one, other, dtype):
+    """The kernels' scores are equal to the last bit, PyTorch's nearly."""
+    assert [tokens for tokens, _ in one] == [tokens for tokens, _ in other]
+    for (_, mine), (_, theirs) in zip(one, other):
+        assert mine == (pytest.approx(theirs, rel=1e-9) if dtype == "float64" else theirs)
+
+
+def test_shared_biases_are_one_tensor(tmp_path):
+    """T5 has one table for all layers of a side, UMT5 one for each: aliases say which, and a folder keeps them."""
+    made = random_model(ModelSpec(side_with("T5"), side_with("T5")), SIZE, SIZE)
+    tensors = {name: tensor.float() for name, tensor in made.tensors.items()}
+    for side in ("encoder", "decoder"):
+        tensors[f"{side}.layers.1.self_attn.relative.weight"] = tensors[f"{side}.layers.0.self_attn.relative.weight"]
+    files = {"source": dictionary(tmp_path, "dict.xa.txt"), "target": dictionary(tmp_path, "dict.xb.txt")}
+    config = CodecConfig("fairseq-bpe", "xa", files, "xa", "xb", {"tokenizer": "moses"})
+    save_folder(Pair.open(Model(made.spec, tensors), None, config), tmp_path / "folder")
+    found = load_folder(tmp_path / "folder").verifier
+    assert found.spec == made.spec
+    assert found.tensors.keys() == tensors.keys()
+    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in tensors.items())
+    names = [f"decoder.layers.{number}.self_attn.relative.weight" for number in (0, 1)]
+    assert found.tensors[names[0]] is found.tensors[names[1]]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int8"])
+def test_an_architecture_outside_the_package(dtype):
+    """In one file (`one_file_architecture.py`), from its own names of weights; exact on both backends."""
+    config = {"width": 64, "inner": 96, "layers": 2, "heads": 4, "head": 32, "longest": 40}
+    drawn = random_model(one_file_architecture.spec_of(config), SIZE, SIZE, seed=3)
+    weights = dict(drawn.tensors)
+    for theirs, ours in one_file_architecture.RENAMED.items():
+        weights = {name.replace(f".{ours}", f".{theirs}"): tensor for name, tensor in weights.items()}
+    assert not set(weights) & set(drawn.tensors)
+    model = one_file_architecture.model_of(config, weights)
+    assert model.tensors.keys() == drawn.tensors.keys()
+    requests = requests_of(random.Random(dtype))
+    plain, _ = outputs_of((model, None), dtype, 0, requests)
+    guessed, stats = outputs_of((model, None), dtype, 5, requests, Knowing([tokens for tokens, _ in plain], 0.2))
+    same(plain, guessed, dtype)
+    assert stats.mean_accepted_length > 1.5
+
+
+def test_buckets():
+    """T5's own numbers: single distances to 8, then wider ones, of which the last begins before 128."""
+    both, one = buckets(32, 128, True), buckets(32, 128, False)
+    assert both[128 - 9 : 128 + 10] == (8, 8, 7, 6, 5, 4, 3, 2, 1, 0, 17, 18, 19, 20, 21, 22, 23, 24, 24)
+    assert one[128 - 17 : 128] == (16, 16, *range(15, 0, -1)) and set(one[128:]) == {0}
+    assert (both[0], both[-1], one[0]) == (15, 31, 31)
+
+
+def test_what_no_model_has_is_refused():
+    for change, message in (
+        ({"attention": replace(SIDE.attention, key_heads=3)}, "3 key-value heads do not divide 4 heads"),
+        ({"attention": replace(SIDE.attention, head_width=31, rotary=Rotary())}, "rotary positions of heads of width 31"),
+        ({"attention": replace(SIDE.attention, scale=0.0)}, "scores: a factor of 0.0"),
+        ({"attention": replace(SIDE.attention, cap=-1.0)}, "the cap of scores: a factor of -1.0"),
+        ({"attention": replace(SIDE.attention, relative=Relative(6, 20))}, "a relative bias of 6 buckets up to a distance of 20"),
+        ({"attention": replace(SIDE.attention, rotary=Rotary(1.0))}, "rotary positions with a theta of 1.0"),
+        ({"norm": Norm(eps=0.0)}, "a norm's eps is 0.0"),
+        ({"norms": "within"}, "norms 'within'; available: before, after, both"),
+        ({"feed_forward": FeedForward(64, "tanh")}, "activation function 'tanh'"),
+        ({"embedding": Embedding(offset=-1)}, "the offset of positions"),
+    ):
+        with pytest.raises(ValueError, match=f"decoder: .*{message}"):
+            ModelSpec(SIDE, replace(SIDE, **change))
+    with pytest.raises(ValueError, match=r"outputs scaled by 1\.0 and capped at 0\.0"):
+        ModelSpec(SIDE, SIDE, Output(cap=0.0))
