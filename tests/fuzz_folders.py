@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from naive import changed, random_model
+from naive import altered, random_model
 from safetensors.torch import load_file, save_file
 
 from specdec_plugins.decoding.backends.torch.transformer import COPY, DRAFT_VOCABULARY
@@ -41,7 +41,7 @@ WIDTH, WORDS = 32, 36
 SIZE = WORDS + 4
 SIDE = SideSpec(1, WIDTH, Attention(2), FeedForward(WIDTH), 30, Embedding(math.sqrt(WIDTH), 2))
 PLAIN = ModelSpec(SIDE, SIDE)
-MARIAN = changed(
+MARIAN = altered(
     PLAIN, activation="swish", output_bias=True, zero_start=True, symbols=Symbols(pad=SIZE - 1, eos=0, start=SIZE - 1, mask=1),
     suppressed=(SIZE - 1,),
 )  # fmt: skip
@@ -121,8 +121,8 @@ def build(folder: Path) -> None:
 def build_huggingface(folder: Path) -> None:
     """A BART as published: config, generation config, weights, tokenizer files."""
     folder.mkdir()
-    side = changed(SIDE, embedding_norm=True, embedding_scale=1.0)
-    model = random_model(changed(PLAIN, encoder=side, decoder=side, activation="gelu"), SIZE, SIZE)
+    side = altered(SIDE, embedding_norm=True, embedding_scale=1.0)
+    model = random_model(altered(PLAIN, encoder=side, decoder=side, activation="gelu"), SIZE, SIZE)
     tensors = {f"model.{name}": tensor.contiguous() for name, tensor in tensors_of(model).items()}
     tensors["lm_head.weight"] = tensors.pop("model.decoder.output_projection.weight")
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / "model.safetensors")

@@ -16,12 +16,12 @@ PARTS = {
 }  # fmt: skip
 
 
-def changed(spec, **changes):
+def altered(spec, **changes):
     """`replace` for a `SideSpec` or a `ModelSpec`, with the names of `PARTS`, ``prenorm``, ``activation`` and ``output_bias``."""
     if isinstance(spec, ModelSpec):
         if activation := changes.pop("activation", None):
             sides = {name: changes.get(name, getattr(spec, name)) for name in ("encoder", "decoder")}
-            changes |= {name: changed(side, activation=activation) for name, side in sides.items()}
+            changes |= {name: altered(side, activation=activation) for name, side in sides.items()}
         if "output_bias" in changes:
             changes["output"] = replace(spec.output, bias=changes.pop("output_bias"))
         return replace(spec, **changes)
@@ -34,8 +34,8 @@ def changed(spec, **changes):
 
 
 def side_of(*, layers, heads, width, inner_width, max_positions, **more) -> SideSpec:
-    """A side of usual parts; ``more`` as in `changed`."""
-    return changed(SideSpec(layers, width, Attention(heads), FeedForward(inner_width), max_positions), **more)
+    """A side of usual parts; ``more`` as in `altered`."""
+    return altered(SideSpec(layers, width, Attention(heads), FeedForward(inner_width), max_positions), **more)
 
 
 ACTIVATIONS = {

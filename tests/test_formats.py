@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 from conftest import ROOT, make_drafter, make_verifier, model_settings
-from naive import changed, logits, random_model, side_of
+from naive import altered, logits, random_model, side_of
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -37,29 +37,29 @@ SIDE = side_of(
     max_positions=30, position_offset=2,
 )  # fmt: skip
 PLAIN = ModelSpec(SIDE, SIDE)
-PRENORM = changed(SIDE, prenorm=True, final_norm=True)
+PRENORM = altered(SIDE, prenorm=True, final_norm=True)
 SPECS = {
     "plain": PLAIN,
-    "output bias": changed(PLAIN, output_bias=True),
-    "swish": changed(PLAIN, activation="swish"),
-    "gelu": changed(PLAIN, activation="gelu"),
-    "gelu_tanh": changed(PLAIN, activation="gelu_tanh"),
-    "offset 0": changed(PLAIN, encoder=changed(SIDE, position_offset=0), decoder=changed(SIDE, position_offset=0)),
-    "two offsets": changed(PLAIN, encoder=changed(SIDE, position_offset=0), decoder=changed(SIDE, position_offset=5)),
-    "zero start": changed(PLAIN, zero_start=True),
-    "start is pad": changed(PLAIN, symbols=Symbols(start=1)),
-    "start is another": changed(PLAIN, symbols=Symbols(start=9), output_bias=True, activation="swish", zero_start=False),
-    "two scales": changed(PLAIN, encoder=changed(SIDE, embedding_scale=1.0), decoder=changed(SIDE, embedding_scale=0.7)),
-    "pre-norm": changed(PLAIN, encoder=PRENORM, decoder=changed(PRENORM, final_norm=False)),
-    "post-norm, final norm": changed(PLAIN, encoder=changed(SIDE, final_norm=True), decoder=changed(SIDE, final_norm=True)),
-    "embedding norms": changed(
-        PLAIN, encoder=changed(SIDE, embedding_norm=True), decoder=changed(PRENORM, embedding_norm=True), zero_start=True
+    "output bias": altered(PLAIN, output_bias=True),
+    "swish": altered(PLAIN, activation="swish"),
+    "gelu": altered(PLAIN, activation="gelu"),
+    "gelu_tanh": altered(PLAIN, activation="gelu_tanh"),
+    "offset 0": altered(PLAIN, encoder=altered(SIDE, position_offset=0), decoder=altered(SIDE, position_offset=0)),
+    "two offsets": altered(PLAIN, encoder=altered(SIDE, position_offset=0), decoder=altered(SIDE, position_offset=5)),
+    "zero start": altered(PLAIN, zero_start=True),
+    "start is pad": altered(PLAIN, symbols=Symbols(start=1)),
+    "start is another": altered(PLAIN, symbols=Symbols(start=9), output_bias=True, activation="swish", zero_start=False),
+    "two scales": altered(PLAIN, encoder=altered(SIDE, embedding_scale=1.0), decoder=altered(SIDE, embedding_scale=0.7)),
+    "pre-norm": altered(PLAIN, encoder=PRENORM, decoder=altered(PRENORM, final_norm=False)),
+    "post-norm, final norm": altered(PLAIN, encoder=altered(SIDE, final_norm=True), decoder=altered(SIDE, final_norm=True)),
+    "embedding norms": altered(
+        PLAIN, encoder=altered(SIDE, embedding_norm=True), decoder=altered(PRENORM, embedding_norm=True), zero_start=True
     ),
-    "marian": changed(
-        PLAIN, encoder=changed(SIDE, position_offset=0), decoder=changed(SIDE, position_offset=0, layers=1), activation="swish",
+    "marian": altered(
+        PLAIN, encoder=altered(SIDE, position_offset=0), decoder=altered(SIDE, position_offset=0, layers=1), activation="swish",
         output_bias=True, zero_start=True, symbols=Symbols(pad=23, eos=0, start=23, mask=1),
     ),
-    "other widths": changed(PLAIN, encoder=changed(SIDE, width=24, heads=3, layers=1, inner_width=12)),
+    "other widths": altered(PLAIN, encoder=altered(SIDE, width=24, heads=3, layers=1, inner_width=12)),
 }  # fmt: skip
 WIDE = {"width": 64, "heads": 2, "inner_width": 96}
 
@@ -104,7 +104,7 @@ def test_forward_is_the_specs(case):
 
 @torch.inference_mode()
 def test_all_positions_are_read():
-    model = random_model(changed(PLAIN, encoder=changed(SIDE, position_offset=0)), SIZE, SIZE, spare=0)
+    model = random_model(altered(PLAIN, encoder=altered(SIDE, position_offset=0)), SIZE, SIZE, spare=0)
     source, target = [4] * (SIDE.max_positions - 1) + [2], [5] * (SIDE.max_positions - 1)
     found = read_twice(TorchModel(load_pair(model, None, dtype=torch.float64)[0]), [(source, target)], 2)
     torch.testing.assert_close(found[0], logits(model, source, target), rtol=1e-9, atol=1e-9)
@@ -114,7 +114,7 @@ def test_all_positions_are_read():
 @torch.inference_mode()
 def test_kernels_compute_the_spec(case):
     spec = SPECS[case]
-    spec = replace(spec, encoder=changed(spec.encoder, **WIDE), decoder=changed(spec.decoder, **WIDE))
+    spec = replace(spec, encoder=altered(spec.encoder, **WIDE), decoder=altered(spec.decoder, **WIDE))
     model = random_model(spec, SIZE, SIZE + 3)
     engine, _ = load_pair(model, None)
     if not library():
@@ -129,7 +129,7 @@ def test_kernels_compute_the_spec(case):
 def test_what_cannot_be_a_model_is_said_at_once():
     with pytest.raises(ValueError) as caught:
         ModelSpec(
-            changed(SIDE, heads=3, activation="tanh"), changed(SIDE, inner_width=0), Output(scale=float("nan")), forced=(-1,)
+            altered(SIDE, heads=3, activation="tanh"), altered(SIDE, inner_width=0), Output(scale=float("nan")), forced=(-1,)
         )
     named = (
         "'tanh'",
@@ -142,7 +142,7 @@ def test_what_cannot_be_a_model_is_said_at_once():
     for change in ({"layers": 10**9}, {"width": 1 << 20, "heads": 1}, {"max_positions": 10**9}, {"max_positions": 1 << 19,
                    "width": 1 << 10}):  # fmt: skip
         with pytest.raises(ValueError, match="decoder: "):
-            replace(PLAIN, decoder=changed(SIDE, **change))
+            replace(PLAIN, decoder=altered(SIDE, **change))
 
 
 # ---- fairseq's checkpoints
@@ -310,7 +310,7 @@ def dictionary(folder, name, words=WORDS):
 @pytest.fixture
 def pair(tmp_path):
     """A verifier with everything that fairseq has not, and a causal drafter that shares its encoder."""
-    spec = changed(
+    spec = altered(
         PLAIN, encoder=replace(SIDE, max_positions=20), decoder=replace(SIDE, max_positions=28), activation="swish",
         output_bias=True, zero_start=True, symbols=Symbols(start=9), forced=(5,), suppressed=(6, 7),
     )  # fmt: skip
@@ -423,7 +423,7 @@ DAMAGES = {
     "codec 'json:dumps' is not a codec": lambda c: c["codec"].update(name="json:dumps"),
     "codec 'alien:Codec': No module named 'alien'": lambda c: c["codec"].update(name="alien:Codec"),
     "codec fairseq-bpe needs the files: target": lambda c: c["codec"]["files"].pop("target"),
-    "format 4": lambda c: c.update(format=4),
+    "format 5": lambda c: c.update(format=5),
     "format True": lambda c: c.update(format=True),
     "format None": lambda c: c.pop("format"),
     "is not the name of a file in the folder": lambda c: c["verifier"].update(weights="../verifier.safetensors"),

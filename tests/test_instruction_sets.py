@@ -10,7 +10,7 @@ import struct
 import pytest
 import torch
 from conftest import ROOT, corpus, run_python
-from naive import changed, random_model, side_of
+from naive import altered, random_model, side_of
 from support import WORDS, Knowing, engine_model, sentences
 from test_beam import Planned
 from test_kernels import wide_drafter
@@ -284,7 +284,7 @@ def test_kernels_that_do_not_exist_or_do_not_run_are_wrong_options(capsys):
 
 def test_a_model_that_the_kernels_cannot_run_is_refused(request):
     rng = random.Random(0)
-    side = changed(random_side(rng, 48, 4), inner_width=40)
+    side = altered(random_side(rng, 48, 4), inner_width=40)
     made = random_model(ModelSpec(side, side), SIZE, SIZE)
     from specdec_plugins.decoding.assembly import assemble
 

@@ -13,7 +13,7 @@ import torch
 from conftest import ROOT
 from fairseq.data import Dictionary, LanguagePairDataset, data_utils
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
-from naive import changed
+from naive import altered
 from random_pair import Shape, random_pair
 from test_one_file_codec import CHARACTERS, LANGUAGES, SYMBOLS
 
@@ -82,7 +82,7 @@ def test_the_loss_of_imported_verifiers():
     verifier, _ = random_pair(Shape(2, 1, 32, 64, 2, SIZE, positions=64), seed=1)
     bias = torch.randn(SIZE)
     tensors = {**verifier.tensors, "decoder.output_projection.bias": bias}
-    verifier = replace(verifier, spec=changed(verifier.spec, output_bias=True), tensors=tensors)
+    verifier = replace(verifier, spec=altered(verifier.spec, output_bias=True), tensors=tensors)
     features, weights = torch.randn(9, 32, dtype=torch.float64, requires_grad=True), torch.rand(9, dtype=torch.float64)
     drafted = torch.tensor([2, 3, 5, 8, 13, 21, 34])
     targets = torch.tensor([2, 3, 4, 34, 5, 21, 7, 8, 8])
@@ -110,7 +110,7 @@ def folder(tmp_path_factory):
     size = len(CHARACTERS) + 4 + len(LANGUAGES)
     verifier, _ = random_pair(Shape(2, 1, 32, 64, 2, size, positions=64), seed=3)
     torch.manual_seed(5)
-    spec = changed(verifier.spec, symbols=SYMBOLS, activation="swish", zero_start=True, output_bias=True)
+    spec = altered(verifier.spec, symbols=SYMBOLS, activation="swish", zero_start=True, output_bias=True)
     tensors = {**verifier.tensors, "decoder.output_projection.bias": torch.randn(size)}
     config = CodecConfig("one_file_codec:Characters", "it", {"characters": folder / "letters.txt"}, "xa", "xb",
                          {"languages": LANGUAGES})  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import make_batch, make_dictionary, make_verifier
 from fairseq.distributed import ModuleProxyWrapper
-from naive import changed
+from naive import altered
 from support import EOS, SHAPES, SYMBOLS, WORDS, Lengths, Mixed, Noted, check_balance, check_sums, commit, sentences
 from test_native_loop import both, controllers, requests_of
 from test_native_loop import run as native_run
@@ -515,7 +515,7 @@ def test_a_drafter_on_the_verifiers_cache_takes_its_shape_from_the_verifier():
     made = drafters.as_transformer(DrafterModel("glide", tensors, claimed, options, 4), model)
     decoder = model.spec.decoder
     assert made.spec == replace(
-        model.spec, decoder=changed(decoder, layers=2, inner_width=min(decoder.feed_forward.width, decoder.width))
+        model.spec, decoder=altered(decoder, layers=2, inner_width=min(decoder.feed_forward.width, decoder.width))
     )
     assert made.options == {"hosts": decoder.layers}
     with pytest.raises(ValueError, match=f"drafter 'glide' has {decoder.layers + 1} layers, its verifier {decoder.layers}"):

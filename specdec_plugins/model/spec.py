@@ -167,7 +167,7 @@ class Output:
     cap: float | None = None  # logits x become cap tanh(x / cap)
 
     def faults(self) -> Iterator[str]:
-        if not 0 < self.scale <= MAX_SCALE or not 0 < (self.cap or 1) <= MAX_SCALE:
+        if not 0 < self.scale <= MAX_SCALE or not (self.cap is None or 0 < self.cap <= MAX_SCALE):
             yield f"outputs scaled by {self.scale} and capped at {self.cap}"
 
 

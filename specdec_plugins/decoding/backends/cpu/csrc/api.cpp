@@ -405,6 +405,6 @@ EXPORTED(int, attend, int64_t count, int64_t width, int64_t heads, float scale, 
             room += attention_scratch(int(heads), seen.end(), row.path, stride);
         }
         std::vector<float> scratch(room);
-        attend(queries.data(), int(count), entries, stride, int(width), int(heads), scale, scratch.data());
+        attend(queries.data(), int(count), entries, stride, {int(heads), int(width / heads), 1, scale}, scratch.data());
     });
 }

@@ -81,14 +81,14 @@ inline void each_seen(const Block& block, Do&& todo) {
 }
 
 // Gathers the entries of blocks that contain positions of a path, so that the code that computes a chain computes the path, too.
-inline void collect(const Seen& seen, const float* entries, size_t stride, Block* blocks, int count, float* to) {
+inline void collect(const Seen& seen, const float* entries, size_t stride, int width, Block* blocks, int count, float* to) {
     for (int b = 0; b < count; ++b) {
         Block& block = blocks[b];
         if (block.first + W <= seen.branch) continue;
         each_seen(block, [&](int lane) {
             const int64_t position = block.first + lane;
             const int64_t index = position < seen.branch ? position : seen.path[position - seen.branch];
-            std::copy_n(entries + index * stride, stride, to + lane * stride);
+            std::copy_n(entries + index * stride, width, to + lane * stride);
         });
         block.entries = to;
         to += W * stride;
@@ -102,6 +102,7 @@ struct HeadShape {
     const float* relative = nullptr;  // a bias of scores, (H, 2 (reach + W)): of a key's distance ahead, from -reach - W
     int reach = 0;
 
+    int keys() const { return heads / group * size; }  // numbers of an entry's keys; its values are as many
     // The column of keys, or of values, for a query's.
     int shared(int column) const { return group == 1 ? column : column / size / group * size + column % size; }
     // The biases of W keys from position `first` on; beyond `reach` all are alike.
@@ -255,7 +256,7 @@ template <int N, int G, int V>
 inline void weighted_sum(const Query* queries, int first, int end, const HeadShape& shape, size_t stride, int i, ptrdiff_t ahead) {
     const auto head = [&](int g) { return (i + g * V * W) / shape.size; };
     ptrdiff_t column[G];  // of the entry
-    for (int g = 0; g < G; ++g) column[g] = stride / 2 + shape.shared(i + g * V * W);
+    for (int g = 0; g < G; ++g) column[g] = shape.keys() + shape.shared(i + g * V * W);
     Floats mixed[N][G * V] = {};
     const float* own[N][G];
     for (int n = 0; n < N; ++n)
@@ -310,7 +311,7 @@ inline void soften(const Query& query, int heads) {
 }
 
 // softmax(score(q k)) v for queries over some entries -> `to` of each: the same, bit for bit, whatever other queries there are. An
-// entry is `stride` numbers: keys (G K,), then values (G K,). `scratch` has room for each query. `next` are the
+// entry has keys (G K,), then values (G K,); they are `stride` numbers apart. `scratch` has room for each query. `next` are the
 // entries of the queries that are taken next; NULL: not known.
 __attribute__((noinline)) void attend(Query* queries, int number, const float* entries, size_t stride, const HeadShape& shape,
                                       float* scratch, const float* next = nullptr) {
@@ -321,7 +322,7 @@ __attribute__((noinline)) void attend(Query* queries, int number, const float* e
         query.count = blocks_of(query.seen, entries, stride, query.blocks);
         query.weights = reinterpret_cast<float*>(query.blocks + query.count);
         query.norms = query.weights + heads * query.count * W;
-        if (query.seen.path) collect(query.seen, entries, stride, query.blocks, query.count, query.norms + heads);
+        if (query.seen.path) collect(query.seen, entries, stride, 2 * shape.keys(), query.blocks, query.count, query.norms + heads);
         const int64_t path = query.seen.path ? query.seen.to - query.seen.branch : 0;
         scratch += attention_scratch(heads, query.seen.end(), path, stride);
     }
@@ -359,7 +360,7 @@ __attribute__((noinline)) void attend(Query* queries, int number, const float* e
             float mixed = 0;
             for (int b = 0; b < query.count; ++b)
                 each_seen(query.blocks[b], [&](int lane) {
-                    mixed = fma(own[b * W + lane], query.blocks[b].entries[lane * stride + stride / 2 + shape.shared(column)], mixed);
+                    mixed = fma(own[b * W + lane], query.blocks[b].entries[lane * stride + shape.keys() + shape.shared(column)], mixed);
                 });
             query.to[column] = mixed * query.norms[column / size];
         }

@@ -187,7 +187,7 @@ struct Scratch {
     std::vector<Row> rows;
     std::vector<int64_t> paths;  // of the nodes of drafted trees, concatenated
     std::vector<float> x, queries, entries, results;
-    Input input, hidden, reduced;
+    Input input, mixed, hidden, reduced;
     std::vector<float> promise;                 // (N, panels of the projection) their largest approximate logits
     std::vector<int> bounds;                    // the first row of each member's part
     std::vector<std::vector<float>> attention;  // of each member
@@ -199,7 +199,7 @@ class Forward {
     // `alone`: members do not meet, and name the rows that they take.
     Forward(const Stack& stack, const Pass& pass, Team& team, Scratch& scratch, bool alone = false)
         : stack(stack), pass(pass), team(team), rows(scratch.rows), values(scratch.x), queries(scratch.queries), results(scratch.results),
-          input(scratch.input), hidden(scratch.hidden), reduced(scratch.reduced), promise(scratch.promise),
+          input(scratch.input), mixed(stack.queries() == stack.width ? scratch.input : scratch.mixed), hidden(scratch.hidden), reduced(scratch.reduced), promise(scratch.promise),
           bounds(scratch.bounds), attention(scratch.attention), count(int(rows.size())) {
         bool quantised = stack.projection && stack.projection->quantises();
         int inner = 0;
@@ -212,7 +212,8 @@ class Forward {
             const size_t panels = size_t(count) * stack.projection->panels;
             if (promise.size() < panels) promise.resize(panels);
         }
-        input.resize(count, std::max(stack.width, stack.queries()), quantised);
+        input.resize(count, stack.width, quantised);
+        mixed.resize(count, stack.queries(), quantised);
         hidden.resize(count, inner, quantised);
         const size_t size = size_t(count) * stack.width, query_size = size_t(count) * stack.queries();
         if (values.size() < size) values.resize(size);
@@ -403,14 +404,14 @@ class Forward {
                 const Row& what = rows[end];
                 float* mass = source && what.wanted ? pass.masses.of(what.target, index) : nullptr;
                 part.together[end - first] = {query(end), source ? what.source : what.visible,
-                                              &input.values[size_t(end) * stack.queries()], what.position, mass,
+                                              &mixed.values[size_t(end) * stack.queries()], what.position, mass,
                                               index > 0 && pass.masses.layer < 0, pass.masses.heads};
             }
             const float* next = end < part.rows.to ? data + slot(end) * entries.slot : nullptr;
             attend(part.together, end - first, data + slot(first) * entries.slot, stack.entry(), shape,
                    attention[part.member].data(), next);
         }
-        each_row(part, [&](int row) { quantise(input, next, row); });
+        each_row(part, [&](int row) { quantise(mixed, next, row); });
         sync();
     }
 
@@ -438,7 +439,7 @@ class Forward {
         }
         if (pass.narrowed && index + 1 == int(stack.layers.size())) drop_unwanted(part);
         attend_rows(*layer.out, pass.cache, index, false, part);
-        residual(*layer.out, input, layer.self, part);
+        residual(*layer.out, mixed, layer.self, part);
         if (layer.cross_query) {
             prepare(*layer.cross_query, before(layer.cross), part);
             product(*layer.cross_query, input, part, [&](int row, int column) { return query(row) + column; }, keep);
@@ -446,7 +447,7 @@ class Forward {
             if (!layer.cross_query_norm.empty())
                 each_row(part, [&](int row) { turn(query(row), stack.heads, layer.cross_query_norm, -1); });
             attend_rows(*layer.cross_out, pass.memory, index, true, part);
-            residual(*layer.cross_out, input, layer.cross, part);
+            residual(*layer.cross_out, mixed, layer.cross, part);
         }
         prepare(*layer.fc1, before(layer.final), part);
         const int inner = layer.fc1->outputs;
@@ -556,7 +557,7 @@ class Forward {
     Team& team;
     std::vector<Row>& rows;
     std::vector<float>&values, &queries, &results;
-    Input &input, &hidden, &reduced;
+    Input &input, &mixed, &hidden, &reduced;  // `mixed`: what attention makes, apart where rows have another length
     std::vector<float>& promise;
     std::vector<int>& bounds;
     std::vector<std::vector<float>>& attention;
