@@ -25,7 +25,7 @@ OWN = os.environ.get("CFLAGS", "")
 USUAL = ["-O1" if "-fsanitize" in OWN else "-O3", *([] if OWN else ["-g0"])]
 KERNELS_SOURCE = Path("specdec_plugins/decoding/backends/cpu/csrc")
 PATHS = sorted(path for path in (HERE / KERNELS_SOURCE).rglob("*") if path.suffix in (".h", ".cpp"))
-SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in PATHS)).hexdigest()[:16]  # as binding.py compares
+SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in PATHS)).hexdigest()[:16]  # as compiled.py compares
 KERNELS = [
     Extension(
         f"specdec_plugins.decoding.backends.cpu._kernels_{name}",

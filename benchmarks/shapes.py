@@ -81,7 +81,7 @@ def main() -> int:
     parser.add_argument("--sentences", type=int, default=64, help="at least as many as the batch size are decoded")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=usable_cpus())
-    parser.add_argument("--kernels", choices=KERNELS, help="for an instruction set, as the others' (default: each one's best)")
+    parser.add_argument("--kernels", choices=KERNELS, help="ours; avx2 limits the others, too (default: each one's best)")
     options = parser.parse_args()
     known = DTYPES if options.device == "cpu" else GPU_DTYPES
     options.dtypes = options.dtypes or (["float32", "int8"] if options.device == "cpu" else ["float16"])

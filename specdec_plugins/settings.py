@@ -238,7 +238,7 @@ class Settings:
             yield "context", "requires `windows`"
         if isinstance(self.windows, int) and self.max_len_a * self.windows + most < self.windows:
             most = int(self.max_len_a * self.windows + most)
-            yield "windows", f"of {self.windows} tokens: the length limit would cut their output to {most} tokens"
+            yield "windows", f"of {self.windows} tokens: the length limit cuts their output to {most}; raise `max_len_a`"
         if self.windows is not None and self.draft_with == "previous":
             yield "windows", "cannot be combined with drafter previous, whose hints are for whole lines"
 

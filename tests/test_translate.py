@@ -636,7 +636,7 @@ MISUSE = {
     "--windows 0": "--windows 0 is less than 1",
     "--windows words": "--windows 'words' is unknown; available: a number, sentence",
     "--windows 100 --input data/demo.txt": "--windows of 100 tokens: the models read at most 99",
-    "--windows 90 --max-len-b 50": "--windows of 90 tokens: the length limit would cut their output to 50 tokens",
+    "--windows 90 --max-len-b 50": "--windows of 90 tokens: the length limit cuts their output to 50; raise --max-len-a",
     "--context 1": "--context requires --windows",
     "--windows 9 --context -1": "--context -1 is less than 0",
     "--windows 9 --strategy fairseq": "--windows is not supported by strategy fairseq",

@@ -59,7 +59,7 @@ def parser() -> Parser:
     groups = option_groups(p)
     text, report = (groups[name].add_argument for name in ("text", "report"))
     text("files", nargs="*", metavar="FILE",
-         help="lines of UTF-8 text, or by its ending Markdown, HTML, PO, XLIFF, JSON, SRT, VTT, CSV or TSV; .gz or .zst "
+         help="lines of UTF-8 text, or by its ending another format, such as .md, .html, .po or .docx; .gz or .zst "
          "may follow (default: stdin)")  # fmt: skip
     text("-i", "--input", metavar="FILE", help="the same, as an option")
     text("-o", "--output", metavar="FILE|DIR", help="translations, in a folder one file for each; .gz, .zst (default: stdout)")

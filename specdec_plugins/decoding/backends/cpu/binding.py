@@ -27,7 +27,7 @@ from specdec_plugins.model.spec import SideSpec
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # of weights
 KINDS = {**DTYPES, "int4": 3}  # of linear layers; only drafters are int4
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.5}
-# Sums of products have 32 bits: of inputs up to 127 and weights up to 127, or up to 7, of which products see 16 times as much.
+# Sums have 32 bits. Inputs are at most 127, int8 weights 127, and int4 weights 7, which products multiply by 16.
 MOST_INPUTS = {"int4": (2**31 - 1) // (127 * 16 * 7), "int8": (2**31 - 1) // (127 * 127)}
 ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_tanh": 2, "swish": 3}
 NORMS = {"after": 0, "before": 1, "both": 2}

@@ -25,16 +25,16 @@ constexpr int C = TILE / W;  // vectors per row of a panel
 // Rows whose sums registers have room for: at most.
 constexpr int MAX_ROWS = VECTORS >= 32 ? 14 : 3;
 
-// A product's input rows: float32, and also quantised if the weights need it. Where an instruction set multiplies exactly only
-// if neighbours are not too large together, four inputs that are get halved; the other halves are the row's rests.
+// A product's input rows: float32, and also quantised if the weights need it. AVX2 adds the products of two neighbours in 16 bits.
+// Where two are too large for that together, their four inputs are halved; the other halves are the row's rests.
 struct Input {
-    std::vector<float> values;      // (N, I)
-    std::vector<int8_t> prepared;   // (N, I), from -127 to 127
-    std::vector<float> scale;       // (N,)
-    std::vector<int32_t> start;     // (N,) -128 times the sum of a row: what weights with 128 for zero make of it
-    std::vector<int8_t> rest;       // (N, I), four of each
-    std::vector<int32_t> rest_of;   // (N, I / 4) the number of their first input
-    std::vector<int32_t> rests;     // (N,) how many fours
+    std::vector<float> values;     // (N, I)
+    std::vector<int8_t> prepared;  // (N, I), from -127 to 127
+    std::vector<float> scale;      // (N,)
+    std::vector<int32_t> start;    // (N,) -128 times the sum of a row: corrects for weights that have 128 for zero
+    std::vector<int8_t> rest;      // (N, I), four inputs after four
+    std::vector<int32_t> rest_of;  // (N, I / 4) the number of the first of each four
+    std::vector<int32_t> rests;    // (N,) how many fours
 
     void resize(size_t rows, size_t inputs, bool quantised) {
         if (values.size() < rows * inputs) values.resize(rows * inputs);
