@@ -24,7 +24,7 @@ from specdec_plugins.commands import translate
 from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.cpu.binding import Engine, NativeLinear, Stack, integers, start
-from specdec_plugins.decoding.backends.torch.layers import Norm
+from specdec_plugins.decoding.backends.torch.weights import Norm
 
 pytestmark = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
 WIDTH, INNER, HEADS, VOCABULARY, LAYERS, GATE = 64, 96, 4, 45, 2, 32  # 45: the last panel of the projection is not full

@@ -223,3 +223,5 @@ def test_what_no_model_has_is_refused():
             ModelSpec(SIDE, replace(SIDE, **change))
     with pytest.raises(ValueError, match=r"outputs scaled by 1\.0 and capped at 0\.0"):
         ModelSpec(SIDE, SIDE, Output(cap=0.0))
+    with pytest.raises(ValueError, match="outputs are scaled after the decoder's final norm, which it lacks"):
+        ModelSpec(SIDE, SIDE, Output(scale=0.5))

@@ -21,25 +21,27 @@ def inputs(dtype=torch.float64):
     return features.requires_grad_(), projection.requires_grad_(), torch.arange(ROWS) % VOCABULARY, torch.rand(ROWS)
 
 
-def by_torch(features, projection, targets, weights, smoothing):
+def by_torch(features, projection, targets, weights, smoothing, cap=None):
     logits = features @ projection.t()
+    logits = logits if cap is None else cap * torch.tanh(logits / cap)
     each = torch.nn.functional.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
     plain = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
     return (weights * each).sum(), (weights * plain).sum(), logits.argmax(1) == targets
 
 
-def weighed(module, features, projection, targets, weights, smoothing=0.0):
-    each, plain, right = module.cross_entropy(features, projection, targets, smoothing)
+def weighed(module, features, projection, targets, weights, smoothing=0.0, cap=None):
+    each, plain, right = module.cross_entropy(features, projection, targets, smoothing, cap)
     return (weights * each).sum(), (weights * plain).sum(), right
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_equals_torchs(module, smoothing, frozen):
+@pytest.mark.parametrize("cap", [None, 1.5])
+def test_equals_torchs(module, smoothing, frozen, cap):
     ours, theirs = inputs(), inputs()
     if frozen:
         ours[1].requires_grad_(False)
-    found, expected = weighed(module, *ours, smoothing), by_torch(*theirs, smoothing)
+    found, expected = weighed(module, *ours, smoothing, cap), by_torch(*theirs, smoothing, cap)
     torch.testing.assert_close(found[:2], expected[:2], rtol=1e-12, atol=0)
     assert found[2].equal(expected[2])
     assert found[0].requires_grad and not found[1].requires_grad

@@ -36,7 +36,7 @@ from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.cpu import model as cpu
 from specdec_plugins.decoding.backends.cpu.model import CpuModel
 from specdec_plugins.decoding.backends.cpu.passes import CpuPass
-from specdec_plugins.decoding.backends.torch import layers, transformer
+from specdec_plugins.decoding.backends.torch import transformer, weights
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.drafters.block import BlockDrafter
@@ -185,12 +185,12 @@ def with_rounded_weights(verifier, dtype):
     model = load(verifier, dtype=torch.float64)[0].transformer
 
     def linear(each):
-        return layers.Linear(rounded(each.weight.float(), dtype), each.bias)
+        return weights.Linear(rounded(each.weight.float(), dtype), each.bias)
 
     for side in (model.encoder, model.decoder):
         for layer in side.layers:
             for name, value in vars(layer).items():
-                if isinstance(value, layers.Linear):
+                if isinstance(value, weights.Linear):
                     setattr(layer, name, linear(value))
     model.decoder.memory = linear(model.decoder.memory)
     model.decoder.projection = rounded(model.decoder.projection.float(), dtype)

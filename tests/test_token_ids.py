@@ -21,7 +21,7 @@ from specdec_plugins.commands import pack
 from specdec_plugins.criterions.drafter_loss import DrafterLoss
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, without
 from specdec_plugins.formats.folder import Pair, load_folder, save_folder
-from specdec_plugins.model.spec import Symbols
+from specdec_plugins.model.spec import Output, Symbols
 from specdec_plugins.text.codec import CodecConfig
 from specdec_plugins.training.token_ids import binarise, counts_of, dictionary, frequent, token_ids
 from specdec_plugins.translator import Translator
@@ -78,18 +78,20 @@ def test_other_dictionaries_are_not_token_ids():
 
 
 def test_the_loss_of_imported_verifiers():
-    """With output bias, and restricted to some tokens: others have no loss, and count as wrong."""
+    """With an output bias and a cap, and restricted to some tokens: others have no loss, and count as wrong."""
     verifier, _ = random_pair(Shape(2, 1, 32, 64, 2, SIZE, positions=64), seed=1)
     bias = torch.randn(SIZE)
     tensors = {**verifier.tensors, "decoder.output_projection.bias": bias}
-    verifier = replace(verifier, spec=altered(verifier.spec, output_bias=True), tensors=tensors)
+    spec = replace(verifier.spec, output=Output(bias=True, cap=2.0))
+    verifier = replace(verifier, spec=spec, tensors=tensors)
     features, weights = torch.randn(9, 32, dtype=torch.float64, requires_grad=True), torch.rand(9, dtype=torch.float64)
     drafted = torch.tensor([2, 3, 5, 8, 13, 21, 34])
     targets = torch.tensor([2, 3, 4, 34, 5, 21, 7, 8, 8])
     for given in (None, drafted):
         frozen = FrozenVerifier(verifier, dtype=torch.float64, drafted=given)
         allowed = drafted if given is not None else torch.arange(SIZE)
-        scores = (features @ verifier.tensors["decoder.output_projection.weight"].double().T + bias)[:, allowed].log_softmax(-1)
+        logits = features @ verifier.tensors["decoder.output_projection.weight"].double().T + bias
+        scores = (2 * torch.tanh(logits / 2))[:, allowed].log_softmax(-1)
         known = torch.isin(targets, allowed)
         numbers = torch.searchsorted(allowed, targets.clamp(max=int(allowed.max())))
         expected = -(weights * scores[torch.arange(9), numbers])[known].sum()

@@ -255,6 +255,8 @@ class ModelSpec:
         faults = [f"encoder: {fault}" for fault in self.encoder.faults()]
         faults += [f"decoder: {fault}" for fault in self.decoder.faults(least=0)]  # a drafter's: heads on hidden states
         faults += self.output.faults()
+        if self.output.scale != 1 and not self.decoder.final_norm:
+            faults.append("outputs are scaled after the decoder's final norm, which it lacks")
         symbols = self.symbols
         if min(symbols.pad, symbols.eos, symbols.start, symbols.mask, *self.forced, *self.suppressed) < 0:
             faults.append("special tokens must not be negative")

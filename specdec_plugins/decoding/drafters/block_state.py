@@ -33,7 +33,7 @@ def shape(verifier: ModelSpec, options: Options) -> ModelSpec:
     bare, norm = layerless(verifier), verifier.decoder.final_norm
     placed = replace(bare.decoder.embedding, offset=0)
     side = replace(bare.decoder, layers=options.layers, final_norm=norm, max_positions=options.length, embedding=placed)
-    return replace(bare, decoder=side)
+    return replace(bare, decoder=side, output=verifier.output)
 
 
 class Network(RelatedHeads):

@@ -165,10 +165,10 @@ class HeadsDrafter(Drafter):
 
 
 def layerless(verifier: ModelSpec) -> ModelSpec:
-    """A decoder that only projects: no layers, no norms, unscaled inputs."""
+    """A decoder that only projects: no layers, no norms, nothing scaled."""
     embedding = replace(verifier.decoder.embedding, scale=1.0, norm=False)
     side = replace(verifier.decoder, layers=0, final_norm=False, embedding=embedding)
-    return replace(verifier, decoder=side, zero_start=False)
+    return replace(verifier, decoder=side, output=replace(verifier.output, scale=1.0), zero_start=False)
 
 
 def projecting(weights: DrafterModel, verifier: Model, options: Any, spec: ModelSpec) -> DrafterModel:

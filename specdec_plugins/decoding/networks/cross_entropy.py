@@ -17,7 +17,7 @@ DEVICE_CHUNK = 2**26
 
 
 def cross_entropy(
-    features: Tensor, projection: Tensor, targets: Tensor, label_smoothing: float = 0.0
+    features: Tensor, projection: Tensor, targets: Tensor, label_smoothing: float = 0.0, cap: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Smoothed losses, plain losses (without gradient), and which predictions are right.
 
@@ -25,29 +25,31 @@ def cross_entropy(
     vocabulary and s is ``label_smoothing``. Both are in nats, in float32 or wider.
 
     Args:
-        features: (N, D). projection: (V, D); logits are features @ projection.T. targets: (N,) int64.
+        features: (N, D). projection: (V, D); logits x are features @ projection.T. targets: (N,) int64.
+        cap: logits x become cap tanh(x / cap).
 
     Returns: (N,), (N,), and (N,) bool, true where no logit exceeds the target's.
     """
     # Under autocast, features are in half precision and the projection in float32.
-    return _CrossEntropy.apply(features, projection.to(features.dtype), targets, label_smoothing)
+    return _CrossEntropy.apply(features, projection.to(features.dtype), targets, label_smoothing, cap)
 
 
-def _chunks(features: Tensor, projection: Tensor) -> Iterator[tuple[slice, Tensor]]:
+def _chunks(features: Tensor, projection: Tensor, cap: float | None) -> Iterator[tuple[slice, Tensor]]:
     """Slices of rows and their logits (rows, V), in one reused buffer."""
     rows = max(1, CHUNK.get(features.device.type, DEVICE_CHUNK) // projection.size(0))
     buffer = features.new_empty(min(rows, features.size(0)), projection.size(0))
     for chunk in (slice(begin, begin + rows) for begin in range(0, features.size(0), rows)):
-        yield chunk, torch.mm(features[chunk], projection.t(), out=buffer[: features[chunk].size(0)])
+        logits = torch.mm(features[chunk], projection.t(), out=buffer[: features[chunk].size(0)])
+        yield chunk, logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, features, projection, targets, label_smoothing):
+    def forward(ctx, features, projection, targets, label_smoothing, cap):
         precise = torch.promote_types(features.dtype, torch.float32)
         targets = targets[:, None]
         own, best, mean, normaliser = features.new_zeros((4, features.size(0), 1), dtype=precise)
-        for rows, logits in _chunks(features, projection):
+        for rows, logits in _chunks(features, projection, cap):
             logits = logits.to(precise)
             own[rows] = logits.gather(1, targets[rows])
             best[rows] = logits.amax(1, keepdim=True)
@@ -55,7 +57,7 @@ class _CrossEntropy(torch.autograd.Function):
                 mean[rows] = logits.mean(1, keepdim=True)
             normaliser[rows] = logits.sub_(best[rows]).exp_().sum(1, keepdim=True).log_() + best[rows]
         ctx.save_for_backward(features, projection, targets, normaliser)
-        ctx.label_smoothing = label_smoothing
+        ctx.label_smoothing, ctx.cap = label_smoothing, cap
         right = own.eq(best)[:, 0]
         loss = (normaliser - (1 - label_smoothing) * own - label_smoothing * mean)[:, 0]
         plain = (normaliser - own)[:, 0]
@@ -64,18 +66,22 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient, *_):
-        features, projection, targets, normaliser = ctx.saved_tensors
+        (features, projection, targets, normaliser), cap = ctx.saved_tensors, ctx.cap
         # It includes the loss scale of half-precision training: apply it before small slopes round to 0.
         weights = gradient[:, None]
         by_features = torch.empty_like(features)
         by_projection = torch.zeros_like(projection, dtype=normaliser.dtype) if ctx.needs_input_grad[1] else None
-        for rows, logits in _chunks(features, projection):
-            slope = logits.to(normaliser.dtype).sub_(normaliser[rows]).exp_()
+        for rows, logits in _chunks(features, projection, cap):
+            logits = logits.to(normaliser.dtype)
+            bend = None if cap is None else 1 - (logits / cap).square_()  # of the cap, whose slope is 1 at 0
+            slope = logits.sub_(normaliser[rows]).exp_()
             if ctx.label_smoothing:
                 slope.sub_(ctx.label_smoothing / projection.size(0))
             slope.scatter_add_(1, targets[rows], slope.new_full(targets[rows].shape, ctx.label_smoothing - 1))
+            if bend is not None:
+                slope.mul_(bend)
             slope = slope.mul_(weights[rows]).to(features.dtype)
             by_features[rows] = slope @ projection
             if by_projection is not None:
                 by_projection += slope.t() @ features[rows]
-        return by_features, by_projection, None, None
+        return by_features, by_projection, None, None, None

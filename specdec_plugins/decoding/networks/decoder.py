@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from specdec_plugins.decoding.backends.cache import hide
-from specdec_plugins.decoding.backends.torch.layers import Context, Layer, Weights, through
+from specdec_plugins.decoding.backends.torch.layers import Context, Layer, through
 from specdec_plugins.decoding.backends.torch.transformer import Decoder, spread
+from specdec_plugins.decoding.backends.torch.weights import Weights
 from specdec_plugins.formats.spec import shapes
 from specdec_plugins.model.spec import ModelSpec
 
@@ -34,7 +35,7 @@ def initial(spec: ModelSpec, verifier: "FrozenVerifier") -> Iterator[tuple[str, 
         elif not name.startswith("decoder.layer_norm."):
             continue
         tensor = verifier.tensors[".".join(["decoder", kind, number, *rest])]
-        if rest[0] in ("fc1", "gate", "fc2"):
+        if rest and rest[0] in ("fc1", "gate", "fc2"):
             inwards, outwards = (verifier.tensors[f"decoder.layers.{number}.{part}.weight"] for part in ("fc1", "fc2"))
             units = strongest(inwards, outwards, spec.decoder.feed_forward.width)
             tensor = tensor if rest == ["fc2", "bias"] else tensor.index_select(int(rest == ["fc2", "weight"]), units)

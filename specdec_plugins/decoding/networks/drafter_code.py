@@ -129,7 +129,7 @@ class FrozenVerifier:
         numbers = self._numbers[targets]
         known, right = numbers >= 0, torch.zeros_like(targets, dtype=torch.bool)
         features = F.pad(features[known], (0, 1), value=1.0) if self._biased else features[known]
-        losses, _, hits = cross_entropy(features, self._output, numbers[known])
+        losses, _, hits = cross_entropy(features, self._output, numbers[known], cap=self.transformer.decoder.cap)
         return losses.new_zeros(len(targets)).masked_scatter(known, losses), right.masked_scatter(known, hits)
 
     def read(self, source: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:

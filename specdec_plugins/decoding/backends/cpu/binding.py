@@ -19,7 +19,7 @@ from threading import local
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.torch.layers import Norm
+from specdec_plugins.decoding.backends.torch.weights import Norm
 from specdec_plugins.decoding.compiled import Library, kernels
 from specdec_plugins.formats.files import Mapped
 from specdec_plugins.model.spec import SideSpec

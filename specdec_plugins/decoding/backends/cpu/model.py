@@ -32,8 +32,9 @@ from specdec_plugins.decoding.backends.cpu.passes import BlockPass, CausalPass
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.sources import Sources
-from specdec_plugins.decoding.backends.torch.layers import Layer, Linear, Norm, Turn
+from specdec_plugins.decoding.backends.torch.layers import Layer, Turn
 from specdec_plugins.decoding.backends.torch.transformer import Decoder, Encoder, Transformer
+from specdec_plugins.decoding.backends.torch.weights import Linear, Norm
 from specdec_plugins.decoding.compiled import Library, library
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Source

@@ -20,9 +20,10 @@ from specdec_plugins.decoding.backends.reading import NOT_WANTED, Reading
 from specdec_plugins.decoding.backends.sources import Sources
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Results, Runner
 from specdec_plugins.decoding.backends.torch.judge import judge, rank
-from specdec_plugins.decoding.backends.torch.layers import Attention, Context, Layer, Linear, through, whole
+from specdec_plugins.decoding.backends.torch.layers import Attention, Context, Layer, through, whole
 from specdec_plugins.decoding.backends.torch.state import DenseState
 from specdec_plugins.decoding.backends.torch.transformer import Transformer, beginning, heads
+from specdec_plugins.decoding.backends.torch.weights import Linear
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Beam, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
@@ -265,7 +266,8 @@ class TorchModel:
                 seen_at = seen_at.expand(rows, -1).scatter(1, places, positions)
             ahead = seen_at.expand(rows, -1)[:, None] - positions[..., None]  # (R, Q, T)
         weights: list[Tensor] = []  # (R, Q, S) each, of the last layer (R, W, S)
-        last, heads = decoder.layers[-1], extent.want.heads
+        heads = extent.want.heads
+        last = decoder.layers[-1] if decoder.layers else None  # heads on hidden states have no layers
 
         def own(layer: Layer, queries: Tensor, entries: Tensor) -> Tensor:
             cache.write(layer.entries, slots, places, entries)

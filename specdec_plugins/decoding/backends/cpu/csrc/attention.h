@@ -200,8 +200,8 @@ inline void in_turn(Query* queries, int number, size_t stride, Do&& todo) {
     }
 }
 
-// q k of N queries' heads, from `column` on, with keys from `shared` on, for the entries of a block that are seen -> W scores of each; anything for the
-// others.
+// q k of N queries' heads, from `column` on, with keys from `shared` on, for the entries of a block that are seen -> W scores of
+// each; anything for the others.
 template <int N>
 inline void dot_products(const Query* queries, int column, int shared, size_t stride, int size, const Block& block,
                          ptrdiff_t ahead, Floats* scores) {
@@ -253,7 +253,8 @@ inline void dot_products(const Query* queries, int column, int shared, size_t st
 // Adds, for N queries, G times V vectors of the weighted sums of some blocks' values, from column i on; each V lie within a head.
 // An entry's values come after its keys. The sum over a query's last block is final.
 template <int N, int G, int V>
-inline void weighted_sum(const Query* queries, int first, int end, const HeadShape& shape, size_t stride, int i, ptrdiff_t ahead) {
+inline void weighted_sum(const Query* queries, int first, int end, const HeadShape& shape, size_t stride, int i,
+                         ptrdiff_t ahead) {
     const auto head = [&](int g) { return (i + g * V * W) / shape.size; };
     ptrdiff_t column[G];  // of the entry
     for (int g = 0; g < G; ++g) column[g] = shape.keys() + shape.shared(i + g * V * W);
@@ -310,9 +311,9 @@ inline void soften(const Query& query, int heads) {
     }
 }
 
-// softmax(score(q k)) v for queries over some entries -> `to` of each: the same, bit for bit, whatever other queries there are. An
-// entry has keys (G K,), then values (G K,); they are `stride` numbers apart. `scratch` has room for each query. `next` are the
-// entries of the queries that are taken next; NULL: not known.
+// softmax(score(q k)) v for queries over some entries -> `to` of each: the same, bit for bit, whatever other queries there are.
+// An entry has keys (G K,), then values (G K,); they are `stride` numbers apart. `scratch` has room for each query. `next` are
+// the entries of the queries that are taken next; NULL: not known.
 __attribute__((noinline)) void attend(Query* queries, int number, const float* entries, size_t stride, const HeadShape& shape,
                                       float* scratch, const float* next = nullptr) {
     const int heads = shape.heads, size = shape.size, width = heads * size;
@@ -322,7 +323,8 @@ __attribute__((noinline)) void attend(Query* queries, int number, const float* e
         query.count = blocks_of(query.seen, entries, stride, query.blocks);
         query.weights = reinterpret_cast<float*>(query.blocks + query.count);
         query.norms = query.weights + heads * query.count * W;
-        if (query.seen.path) collect(query.seen, entries, stride, 2 * shape.keys(), query.blocks, query.count, query.norms + heads);
+        if (query.seen.path)
+            collect(query.seen, entries, stride, 2 * shape.keys(), query.blocks, query.count, query.norms + heads);
         const int64_t path = query.seen.path ? query.seen.to - query.seen.branch : 0;
         scratch += attention_scratch(heads, query.seen.end(), path, stride);
     }
@@ -360,7 +362,8 @@ __attribute__((noinline)) void attend(Query* queries, int number, const float* e
             float mixed = 0;
             for (int b = 0; b < query.count; ++b)
                 each_seen(query.blocks[b], [&](int lane) {
-                    mixed = fma(own[b * W + lane], query.blocks[b].entries[lane * stride + shape.keys() + shape.shared(column)], mixed);
+                    const float* values = query.blocks[b].entries + lane * stride + shape.keys();
+                    mixed = fma(own[b * W + lane], values[shape.shared(column)], mixed);
                 });
             query.to[column] = mixed * query.norms[column / size];
         }

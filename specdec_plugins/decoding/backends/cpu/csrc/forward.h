@@ -199,8 +199,8 @@ class Forward {
     // `alone`: members do not meet, and name the rows that they take.
     Forward(const Stack& stack, const Pass& pass, Team& team, Scratch& scratch, bool alone = false)
         : stack(stack), pass(pass), team(team), rows(scratch.rows), values(scratch.x), queries(scratch.queries), results(scratch.results),
-          input(scratch.input), mixed(stack.queries() == stack.width ? scratch.input : scratch.mixed), hidden(scratch.hidden), reduced(scratch.reduced), promise(scratch.promise),
-          bounds(scratch.bounds), attention(scratch.attention), count(int(rows.size())) {
+          input(scratch.input), mixed(stack.queries() == stack.width ? scratch.input : scratch.mixed), hidden(scratch.hidden),
+          reduced(scratch.reduced), promise(scratch.promise), bounds(scratch.bounds), attention(scratch.attention), count(int(rows.size())) {
         bool quantised = stack.projection && stack.projection->quantises();
         int inner = 0;
         for (const Layer& layer : stack.layers) {
