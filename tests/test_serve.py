@@ -61,6 +61,7 @@ class Served:
         self.server.should_exit = True
         self.thread.join()
         close_all(self.engines)
+        self.service.models.clear()  # FastAPI's caches keep an app's functions, and all that they refer to
 
     def ask(self, method, path, body=None, **headers):
         """Status, headers and content, which is parsed if it is JSON."""
@@ -137,7 +138,7 @@ def test_detection_does_not_hold_up_others(served, monkeypatch):
         {"text": " ".join(LINES * 10), "windows": "sentence"},
         {"text": LINES * 10, "glossary": [["dog", "Köter"]]},
     ],
-    ids=str,
+    ids=["texts", "samples", "mbr", "alignments", "windows", "glossary"],
 )
 def test_large_calls_do_not_run_on_the_event_loop(served, monkeypatch, body):
     """Nothing of them: reading texts, comparing samples, writing the answer. The answer is the library's."""
