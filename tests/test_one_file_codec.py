@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
 
 def test_the_folder_names_the_codec(folder):
     description = json.loads((folder / "model.json").read_text())
-    assert description["format"] == 3 and description["codec"] == {
+    assert description["format"] == 4 and description["codec"] == {
         "name": "one_file_codec:Characters", "files": {"characters": "letters.txt"}, "options": {"languages": LANGUAGES},
     }  # fmt: skip
     assert (folder / "letters.txt").read_text(encoding="utf-8") == CHARACTERS

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "workers": (),
     "extras": (),
     "model": ("decoding.options",),
-    "formats": ("text", "model"),
+    "formats": ("text", "model", "decoding.options"),
     "decoding": ("model", "formats.spec", "formats.positions", "formats.code", "formats.files", "formats.errors", "cpus"),
     "training": ("decoding", "formats", "model", "text", "settings", "commands.runner", "commands.ready", *FAIRSEQ_SIDE),
     "files": ("text", "extras"),

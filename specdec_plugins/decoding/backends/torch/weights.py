@@ -40,7 +40,7 @@ class Weights:
 @dataclass(frozen=True)
 class Linear:
     weight: Tensor  # (out, in)
-    bias: Tensor | None = None  # (out,)
+    bias: Tensor | None  # (out,); no default, which Joined would take for its own
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
