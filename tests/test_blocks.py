@@ -16,6 +16,7 @@ from specdec_plugins.decoding.assembly import assemble
 from specdec_plugins.decoding.backends.cpu import model as kernels
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import load_pair
+from specdec_plugins.decoding.backends.torch.weights import Weights
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.drafters import glide
@@ -196,6 +197,16 @@ def test_an_architecture_outside_the_package(dtype):
     guessed, stats = outputs_of((model, None), dtype, 5, requests, Knowing([tokens for tokens, _ in plain], 0.2))
     same(plain, guessed, dtype)
     assert stats.mean_accepted_length > 1.5
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_projections_are_joined(biased):
+    """At once, and whenever they are read."""
+    tensors = {f"{name}.weight": torch.randn(width, 8) for name, width in (("q", 8), ("k", 4))}
+    tensors |= {f"{name}.bias": torch.randn(width) for name, width in (("q", 8), ("k", 4)) if biased}
+    once, always = (Weights(tensors, packing).linear("q", "k") for packing in (False, True))
+    x = torch.randn(3, 8)
+    assert once(x).equal(always(x)) and (once.bias is not None) == biased
 
 
 def test_buckets():
