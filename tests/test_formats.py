@@ -24,6 +24,7 @@ from specdec_plugins.decoding.options import Beam
 from specdec_plugins.decoding.values import Source
 from specdec_plugins.formats import fairseq
 from specdec_plugins.formats.checkpoint import CheckpointError
+from specdec_plugins.formats.description import read_description
 from specdec_plugins.formats.folder import Pair, load_folder, save_folder
 from specdec_plugins.formats.spec import Model, extended, fingerprint, sinusoidal, sinusoidal_table
 from specdec_plugins.model.spec import ModelSpec, Output, Symbols
@@ -454,6 +455,15 @@ def test_a_folder_brings_no_code(pair, tmp_path, monkeypatch, code):
     changed(folder, lambda content: content["drafter"].update(code="beside:drafter"))
     monkeypatch.syspath_prepend(tmp_path)
     assert load_folder(folder).drafter.code == "beside:drafter"
+
+
+@pytest.mark.parametrize("change", [{"attention": 5}, {"attention": {}}, {"prenorm": "both"}, {"prenorm": [1]}, {"heads": {}}])
+def test_descriptions_of_format_3_are_read_as_such(tmp_path, change):
+    content = json.loads((DEMO / "model.json").read_text())
+    content["verifier"]["spec"]["decoder"] |= change
+    (tmp_path / "model.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=f"model.json: .*verifier.spec.decoder.*{next(iter(change))}"):
+        read_description(tmp_path / "model.json")
 
 
 def test_a_description_is_a_file_of_some_size(tmp_path):

@@ -113,7 +113,7 @@ MOVED = {
 
 
 def read_description(path: Path) -> Description | DescriptionOfFormat1:
-    """Read ``model.json``; format 2 becomes format 3. Raises ValueError naming the file and every fault."""
+    """Read ``model.json``; formats 2 and 3 become format 4. Raises ValueError naming the file and every fault."""
     content = read_json(path)
     version = content.get("format")
     if type(version) is not int or version not in VERSIONS:
@@ -146,13 +146,14 @@ def in_parts(entry: Any) -> Any:
 
 
 def side_in_parts(old: dict[str, Any]) -> dict[str, Any]:
-    side: dict[str, Any] = {name: value for name, value in old.items() if name not in MOVED and name != "prenorm"}
+    side: dict[str, Any] = {name: value for name, value in old.items() if name not in MOVED}
+    parts: dict[str, dict[str, Any]] = {}
     for name, (part, field_name) in MOVED.items():
         if name in old:
-            side.setdefault(part, {})[field_name] = old[name]
-    if "prenorm" in old:
-        side["norms"] = {True: "before", False: "after"}.get(old["prenorm"]) if type(old["prenorm"]) is bool else old["prenorm"]
-    return side
+            parts.setdefault(part, {})[field_name] = old[name]
+    if isinstance(old.get("prenorm"), bool):
+        side["norms"] = "before" if side.pop("prenorm") else "after"
+    return {**parts, **side}  # what these formats do not have stays, to be refused
 
 
 def codec_entry(tokenizer: str, source: str, target: str, codes: str | None) -> CodecEntry:
