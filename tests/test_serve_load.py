@@ -136,7 +136,8 @@ def test_clients_that_leave_with_half_a_body(served, caplog):  # noqa: F811
     caplog.set_level("INFO", "specdec.access")
     for sent in [half(path, kind) for path in paths for kind in kinds]:
         connected(served.port, sent).close()
-    waited(lambda: sum(" POST " in record.getMessage() for record in caplog.records) == len(paths) * len(kinds))
+    # At least: the last answer of the test before may be logged now.
+    waited(lambda: sum(" POST " in record.getMessage() for record in caplog.records) >= len(paths) * len(kinds))
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
