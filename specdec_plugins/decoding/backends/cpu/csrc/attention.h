@@ -250,14 +250,14 @@ inline void dot_products(const Query* queries, int column, int shared, size_t st
     }
 }
 
-// Adds, for N queries, G times V vectors of the weighted sums of some blocks' values, from column i on; each V lie within a head.
+// Adds, for N queries, G times V vectors of the weighted sums of some blocks' values, from column i on; each V lie within a head,
+// and where heads share values, G is 1.
 // An entry's values come after its keys. The sum over a query's last block is final.
 template <int N, int G, int V>
 inline void weighted_sum(const Query* queries, int first, int end, const HeadShape& shape, size_t stride, int i,
                          ptrdiff_t ahead) {
     const auto head = [&](int g) { return (i + g * V * W) / shape.size; };
-    ptrdiff_t column[G];  // of the entry
-    for (int g = 0; g < G; ++g) column[g] = shape.keys() + shape.shared(i + g * V * W);
+    const int values = shape.keys() + shape.shared(i);
     Floats mixed[N][G * V] = {};
     const float* own[N][G];
     for (int n = 0; n < N; ++n)
@@ -267,11 +267,11 @@ inline void weighted_sum(const Query* queries, int first, int end, const HeadSha
 #pragma GCC unroll 8
             for (int v = 0; v < G * V; ++v) mixed[n][v] = load(queries[n].to + i + v * W);
     for (int b = first; b < end; ++b) {
-        const float* from = queries->blocks[b].entries;
+        const float* from = queries->blocks[b].entries + values;
         each_seen(queries->blocks[b], [&](int lane) {
 #pragma GCC unroll 8
             for (int v = 0; v < G * V; ++v) {
-                const float* value = from + lane * stride + column[v / V] + v % V * W;
+                const float* value = from + lane * stride + v * W;
                 if (ahead) __builtin_prefetch(value + ahead, 0, 2);
 #pragma GCC unroll 4
                 for (int n = 0; n < N; ++n) mixed[n][v] = fma(load(value), own[n][v / V][b * W + lane], mixed[n][v]);
@@ -349,7 +349,7 @@ __attribute__((noinline)) void attend(Query* queries, int number, const float* e
         const ptrdiff_t ahead = group == queries ? ahead_of(*group, stride, entries, next) : 0;
         int v = 0;
         if (size % (V * W) == 0) {
-            for (; v + G * V <= vectors; v += G * V)
+            for (; shape.group == 1 && v + G * V <= vectors; v += G * V)
                 weighted_sum<N, G, V>(group, first, end, shape, stride, v * W, ahead);
             for (; v < vectors; v += V) weighted_sum<N, 1, V>(group, first, end, shape, stride, v * W, ahead);
         }
