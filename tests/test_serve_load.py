@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, resident
 from test_serve import Served, answers, served, waited  # noqa: F401
 from test_serving import LINES, PAIR
 
@@ -178,12 +178,6 @@ def test_clients_that_do_not_read(served):  # noqa: F811
     assert served.post(text=LINES[0])[0] == 200 and resident() - before < 200 << 20
     for client in clients:
         client.close()
-
-
-def resident() -> int:
-    """Bytes of this process."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 @pytest.mark.long
