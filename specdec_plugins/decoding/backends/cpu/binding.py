@@ -153,20 +153,20 @@ class Stack(Handle):
         (P, K). ``cap``: of logits. ``gate`` is the successor network's. With a ``screen`` of the projection most logits are
         approximate.
         """
-        self.engine, self.side, self.projection, self.gate, self.screen = engine, side, projection, gate, screen
+        self.engine, self.projection, self.gate, self.screen = engine, projection, gate, screen
         # Passes read them: tokens as they are stored, so that a mapped file's rows are read as they are needed.
-        self.tables = [tokens.detach().contiguous() if tokens.dtype in TABLES else floats(tokens)]
-        self.tables += [floats(table) for table in (positions, rotation) if table is not None]
+        tokens = tokens.detach().contiguous() if tokens.dtype in TABLES else floats(tokens)
+        positions, rotation = (None if table is None else floats(table) for table in (positions, rotation))
+        self.tables = tokens, positions, rotation
         self.width, self.vocabulary = side.width, projection.outputs if projection else 0
         self.linears: list[NativeLinear] = []  # of the layers
-        attention, embedding, kept = side.attention, side.embedding, iter(self.tables[1:])
-        table, turned = (None if each is None else next(kept) for each in (positions, rotation))
+        attention, embedding = side.attention, side.embedding
         call = engine.library.structs["StackCall"](
             width=side.width, heads=attention.heads, key_heads=side.key_heads, head_width=side.head_width,
             activation=ACTIVATIONS[side.feed_forward.activation], norms=NORMS[side.norms], scale=attention.scale or 0,
-            cap=attention.cap or 0, rotation=address(turned), turned=0 if turned is None else len(turned),
-            tokens=address(self.tables[0]), kind=TABLES[self.tables[0].dtype], embedding_scale=embedding.scale,
-            positions=address(table), first=embedding.offset or 0, last=0 if table is None else len(table) - 1,
+            cap=attention.cap or 0, rotation=address(rotation), turned=0 if rotation is None else len(rotation),
+            tokens=address(tokens), kind=TABLES[tokens.dtype], embedding_scale=embedding.scale,
+            positions=address(positions), first=embedding.offset or 0, last=0 if positions is None else len(positions) - 1,
             zero_start=zero_start, projection=projection and projection.pointer, gate=gate and gate.pointer,
             basis=screen and screen.basis.pointer, screen=screen and screen.weights.pointer, logits_cap=cap or 0,
         )  # fmt: skip
@@ -186,20 +186,20 @@ class Stack(Handle):
         )
         kept = [set_norm(call, name, norm) for name, norm in norms.items()]
         if relative is not None:
-            kept.append([floats(relative)])
-            call.relative, call.reach = address(kept[-1][0]), relative.size(1) // 2
+            relative = floats(relative)
+            call.relative, call.reach = address(relative), relative.size(1) // 2
         self.library.specdec_layer(self.pointer, byref(call))
+        del kept
 
 
-def set_norm(call: ctypes.Structure, name: str, norm: Norm | None) -> list[Tensor]:
+def set_norm(call: ctypes.Structure, name: str, norm: Norm | None) -> tuple[Tensor | None, ...]:
     """Describe a norm in a call. Returns what must be kept until the library has copied it."""
     if norm is None:
-        return []
-    kept = [floats(norm.weight)] + ([] if norm.bias is None else [floats(norm.bias)])
+        return ()
+    weight, bias = floats(norm.weight), None if norm.bias is None else floats(norm.bias)
     given = getattr(call, name)
-    given.weight, given.bias = address(kept[0]), address(kept[1]) if norm.bias is not None else None
-    given.eps, given.rms = norm.eps, norm.rms
-    return kept
+    given.weight, given.bias, given.eps, given.rms = address(weight), address(bias), norm.eps, norm.rms
+    return weight, bias
 
 
 VIEWS = 1024  # shapes that a buffer remembers: growing sources and outputs keep making new ones

@@ -225,7 +225,8 @@ class Forward {
             if (row.visible.path) path = std::max(path, row.visible.to - row.visible.branch);
         }
         attention.resize(team.size);
-        const size_t room = std::min(count, MOST_QUERIES) * attention_scratch(stack.heads, longest, path, std::max(stack.entry(), 2 * stack.width));
+        const size_t entry = std::max(stack.entry(), 2 * stack.width);  // a source copy's is 2 D numbers long
+        const size_t room = std::min(count, MOST_QUERIES) * attention_scratch(stack.heads, longest, path, entry);
         for (auto& own : attention)
             if (own.size() < room) own.resize(2 * room);
         apart = alone || splits();

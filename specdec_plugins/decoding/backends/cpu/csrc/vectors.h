@@ -163,18 +163,18 @@ inline Floats gelu(Floats x) {
     return 0.5f * x * (1.0f + select(x < 0.0f, -error, error));
 }
 
+inline Floats hyperbolic_tangent(Floats x) {
+    const Floats t = exponential(-2.0f * maximum(x, -x)), of_size = (1.0f - t) / (1.0f + t);
+    return select(x < 0.0f, -of_size, of_size);
+}
+
 // The approximation of gelu by tanh: x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
 inline Floats gelu_tanh(Floats x) {
     const Floats u = 0.79788456f * fma(0.044715f * x * x, x, x);
-    const Floats t = exponential(-2.0f * maximum(u, -u)), tanh = (1.0f - t) / (1.0f + t);
-    return 0.5f * x * (1.0f + select(u < 0.0f, -tanh, tanh));
+    return 0.5f * x * (1.0f + hyperbolic_tangent(u));
 }
 
-// cap tanh(x / cap)
-inline Floats capped(Floats x, float cap) {
-    const Floats u = x / cap, t = exponential(-2.0f * maximum(u, -u)), tanh = (1.0f - t) / (1.0f + t);
-    return cap * select(u < 0.0f, -tanh, tanh);
-}
+inline Floats capped(Floats x, float cap) { return cap * hyperbolic_tangent(x / cap); }
 
 // x sigmoid(x), by e^-|x|, which cannot overflow.
 inline Floats swish(Floats x) {
