@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from copy import copy
 
 import pytest
 import torch
@@ -326,3 +327,10 @@ def commit(prefix, tokens):
     """Append tokens to the outputs, as if they had been accepted."""
     draft = Draft([list(row) for row in tokens])
     prefix.commit(Iterations.of(draft, accept_all(None, draft), EOS))
+
+
+def stepwise(verifier):
+    """The same verifier, whose sessions iterate in Python."""
+    other = copy(verifier)
+    other.runner = None
+    return other

@@ -49,7 +49,7 @@ def test_candidates_are_the_best_allowed_tokens(backend):
         logits = 3 * torch.randn(rows, 2, vocabulary, generator=generator)
         bounds = Bounds(constraints, room, minimum, rng.choice([None, repeats]))
         if backend == "torch":
-            done = TorchPass(SimpleNamespace(runner=EAGER), {"logits": logits.clone()})
+            done = TorchPass(SimpleNamespace(executor=EAGER), {"logits": logits.clone()})
         else:
             done = CpuPass.of(on_kernels(wide_verifier())[0], logits.clone())
         found = done.rank(Draft([[] for _ in beams]), bounds, beams)

@@ -5,19 +5,19 @@ import random
 import pytest
 import torch
 from conftest import ROOT
-from support import EOS, SYMBOLS, WORDS, check_balance, finished, sentences
+from support import EOS, SYMBOLS, WORDS, check_balance, finished, sentences, stepwise
 from test_kernels import DTYPES, KERNEL_SHAPES, on_kernels, variant, wide_drafter, wide_verifier  # noqa: F401
 
 from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.assembly import assemble
+from specdec_plugins.decoding.backends.cpu.runner import CpuRunner
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.loop import TOGETHER, Session
 from specdec_plugins.decoding.options import Tolerance
-from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import NoDrafter, Traits
 from specdec_plugins.decoding.values import Outcome, Plan, Request, Want
 from specdec_plugins.decoding.verifier import ModelVerifier
@@ -51,10 +51,10 @@ class Repeated:
 
 def run(roles, requests, controller, rows, native, acceptance=None, constraints=None):
     """Outputs by request, the statistics, and the calls of `step`."""
-    session = Session(*roles, acceptance or TopBetaTau(), controller, BoundedAdmission(rows), rows, constraints)
-    assert session.native is not None
-    if not native:
-        session.native = None
+    drafter, verifier = roles
+    rule = acceptance or TopBetaTau()
+    session = Session(drafter, verifier if native else stepwise(verifier), rule, controller, BoundedAdmission(rows), rows, constraints)
+    assert isinstance(session.runner, CpuRunner) == native
     for request in requests:
         session.submit(request)
     found, calls = [], 0
@@ -193,32 +193,49 @@ def test_a_step_is_bounded():
     assert [len(each.tokens) for each in session.run([])] == [60]
 
 
+class Counting(CausalBlockDrafter):
+    """A drafter whose iterations are counted where Python sees them."""
+
+    asked = observed = 0
+
+    def observe(self, state, scores, draft, verdict):
+        Counting.observed += 1
+        assert len(verdict.accepted) == len(draft.tokens) == len(state.rows)
+
+
+class Mine(Counting):
+    def propose(self, state, prefix, plan):
+        Counting.asked += 1
+        return super().propose(state, prefix, plan)
+
+
 @torch.inference_mode()
-def test_only_for_roles_that_it_knows():
+def test_a_subclass_keeps_its_recipe_unless_it_proposes():
     drafter, verifier = roles_of(True)
+    for kind, follows in ((Counting, False), (Mine, False), (Mine, True)):
+        Counting.asked = Counting.observed = 0
+        own = kind(drafter.model)
+        assert (own.recipe() is None) == (kind is Mine)
+        own.traits = Traits(follows=follows, wants=Want(features=True))
+        outputs, counts, calls = run((own, verifier), requests_of(6, seed=2), Repeated(4, 3), 2, True)
+        drafting, passes = counts[0] - counts[-1][0], counts[0]
+        assert Counting.asked == (drafting if kind is Mine else 0) and 0 < drafting < passes
+        assert Counting.observed == (passes if follows else Counting.asked)
+        assert outputs == run((drafter, verifier), requests_of(6, seed=2), Repeated(4, 3), 2, True)[0]
 
-    class Mine(CausalBlockDrafter):
-        pass
 
-    def native(drafter=drafter, verifier=verifier, acceptance=None, controller=None):
-        controller = controller or Throughput(8)
-        return Session(drafter, verifier, acceptance or TopBetaTau(), controller, BoundedAdmission(2), 2).native
+@torch.inference_mode()
+def test_a_rule_of_ones_own_is_called():
+    roles, called = roles_of(True), []
 
-    assert native() is not None
-    # Beside another drafter only iterations that draft nothing are native.
-    _, calls, expected_calls = both((Mine(drafter.model), verifier), requests_of(6, seed=2), controllers(0, 3), 2)
-    assert calls < expected_calls
-    session = native(drafter=Mine(drafter.model))
-    assert session(None, None, Prefix(), Plan([2, 0]), 1, 2) is None
-    assert native(acceptance=lambda scores, draft, prefix: None) is None
-    following = Mine(drafter.model)
-    following.traits = Traits(follows=True)  # it must see every iteration
-    assert native(drafter=following) is None
-    # Beside a drafter that reads the verifier's hidden states iterations that draft nothing stay native.
-    reader = Mine(drafter.model)
-    reader.traits = Traits(wants=Want(features=True))
-    _, calls, expected_calls = both((reader, verifier), requests_of(6, seed=2), controllers(0, 3), 2)
-    assert calls < expected_calls
+    def rule(scores, draft, prefix):
+        called.append(len(draft.tokens))
+        return TopBetaTau()(scores, draft, prefix)
+
+    rule.tolerance = None
+    requests = requests_of(6, seed=2)
+    outputs, counts, _ = run(roles, requests, Repeated(4, 3), 2, True, acceptance=rule)
+    assert len(called) == counts[0] and outputs == run(roles, requests, Repeated(4, 3), 2, True)[0]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])

@@ -4,12 +4,11 @@ import random
 
 import pytest
 import torch
-from support import EOS, SYMBOLS, WORDS, sentences
+from support import EOS, SYMBOLS, WORDS, sentences, stepwise
 from test_beam import requests_of
 from test_kernels import DTYPES, KERNEL_SHAPES, on_kernels, variant, wide_drafter, wide_verifier  # noqa: F401
 from test_session import KERNELS
 
-from specdec_plugins.decoding import native_search
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends.reading import Reading
@@ -18,7 +17,6 @@ from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.control.steady import Steady
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.loop import TOGETHER, Session
-from specdec_plugins.decoding.native_search import NativeSearch
 from specdec_plugins.decoding.options import Beam
 from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.values import Request, Source
@@ -30,20 +28,16 @@ pytestmark = KERNELS
 
 def run(verifier, requests, rows, native, times=TOGETHER, constraints=None, drafter=None, controller=None, cancel=()):
     """Outputs, statistics, and the iterations that each native call ran. Native runs make no iteration in Python."""
-    roles = drafter or NoDrafter(), verifier, TopBetaTau(), controller or FixedLength(0), BoundedAdmission(rows)
-    session, calls = Session(*roles, rows, constraints), []
-    assert isinstance(session.searches, NativeSearch)
-    if native:
-        searches = session.searches
+    roles = drafter or NoDrafter(), verifier if native else stepwise(verifier), TopBetaTau(), controller or FixedLength(0)
+    session, calls = Session(*roles, BoundedAdmission(rows), rows, constraints), []
+    iterate = session.runner.iterate
 
-        def counted(*arguments):
-            done = searches(*arguments)
-            calls.append(done.times)
-            return done
+    def counted(*arguments):
+        done = iterate(*arguments)
+        calls.append(done.times)
+        return done
 
-        session.searches, session._iterate = counted, None
-    else:
-        session.searches = session.native = None
+    session.runner.iterate = counted
     for request in requests:
         session.submit(request)
     found, streams = [], {}
@@ -57,7 +51,7 @@ def run(verifier, requests, rows, native, times=TOGETHER, constraints=None, draf
     for each in found:
         assert streams[each.index, each.output] == each.tokens
     stats = session.stats
-    assert not session.verifying.targets.users and session.verifying.slots == []  # every slot was given back
+    assert not session.runner.verifying.targets.users and session.runner.verifying.slots == []  # every slot was given back
     counts = stats.iterations, stats.committed, stats.cut, stats.prefilled, stats.sentences
     kept = [each for each in found if each.index not in cancel]
     return sorted(kept, key=lambda each: (each.index, each.output)), counts, calls
@@ -136,7 +130,7 @@ def test_cancelled_searches_leave_no_trace():
 
 @pytest.mark.parametrize("drafted", [0, 3])
 def test_beside_rows_that_do_not_search(drafted):
-    """Greedy and sampled rows, with drafts or without, in a native call of their own: outputs are those of each request alone."""
+    """Greedy and sampled rows, with drafts or without, in the same passes: outputs are those of each request alone."""
     given = wide_drafter(arch="block_causal", **KERNEL_SHAPES["pre-norm"])
     models = on_kernels(wide_verifier(0, **KERNEL_SHAPES["pre-norm"], max_target_positions=64), given)
     verifier, requests, drafter = ModelVerifier(models[0]), requests_of(16, 15), CausalBlockDrafter(models[1])
@@ -146,17 +140,6 @@ def test_beside_rows_that_do_not_search(drafted):
     for request in requests:
         alone, _, _ = run(verifier, [request], 15, True, drafter=drafter, controller=controller)
         assert request.index == 3 or alone == [each for each in outputs if each.index == request.index]
-
-
-def test_large_models_read_their_weights_once(monkeypatch):
-    """So their searches and other rows share passes."""
-    monkeypatch.setattr(native_search, "TWICE", 0)
-    session = Session(NoDrafter(), verifier_of(), TopBetaTau(), FixedLength(0), BoundedAdmission(9), 9)
-    session.native = session.searches = lambda *arguments: pytest.fail("a call of its own")
-    for index, (source, beam) in enumerate(zip(sentences(2, 3), (None, Beam(3)))):
-        session.submit(Request(index, source, 4, beam=beam))
-    session.step()
-    assert session.stats.passes == 1 and len(session.prefix) == 4
 
 
 def test_a_row_holds_what_reading_its_tokens_writes():
@@ -171,7 +154,7 @@ def test_a_row_holds_what_reading_its_tokens_writes():
             fresh = verifier.start(1)
             fresh.admit(Source([source], SYMBOLS))
             verifier.model.read(fresh, Reading([[EOS, *output[:-1]]], [0])).logits()
-            state, held = session.verifying, len(output)
+            state, held = session.runner.verifying, len(output)
             assert state.held[row] == held
             assert torch.equal(state.cache.data[:, state.slots[row], :held], fresh.cache.data[:, fresh.slots[0], :held])
             checked += 1

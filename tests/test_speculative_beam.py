@@ -60,7 +60,7 @@ class Tables(Verifier):
         logits = torch.full((len(prefix), 1 + max(map(len, draft.tokens)), found.size(1)), float("nan"), dtype=torch.float64)
         rows, numbers = zip(*nodes)
         logits[list(rows), [number + 1 for number in numbers]] = found
-        return TorchPass(SimpleNamespace(runner=EAGER), {"logits": logits})
+        return TorchPass(SimpleNamespace(executor=EAGER), {"logits": logits})
 
 
 class Foreseeing(Drafter):

@@ -6,7 +6,7 @@ from specdec_plugins.cpus import usual_threads
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.backends.cpu import model as cpu
-from specdec_plugins.decoding.backends.torch.graphs import EAGER, Recorder, Runner, cuda_graphs
+from specdec_plugins.decoding.backends.torch.graphs import EAGER, Recorder, Executor, cuda_graphs
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.compiled import chosen
@@ -61,8 +61,8 @@ def load(
             raise ValueError(f"int8 needs the CPU kernels: {'; '.join(dict.fromkeys(obstacles))}")
     torch.set_num_threads(threads or THREADS)
     first, second = load_pair(verifier, drafter, device, getattr(torch, dtype))
-    runner: Runner = EAGER
+    executor: Executor = EAGER
     if where.type == "cuda":
         memory = torch.cuda.get_device_properties(where).total_memory
-        runner = Recorder(cuda_graphs(where), most=int(RECORDINGS * memory))
-    return TorchModel(first, runner), TorchModel(second, runner) if second else None
+        executor = Recorder(cuda_graphs(where), most=int(RECORDINGS * memory))
+    return TorchModel(first, executor), TorchModel(second, executor) if second else None

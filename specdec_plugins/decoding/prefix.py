@@ -168,10 +168,11 @@ class Prefix:
             self.prefilled[row] += len(forced)
         self._tensors = None
 
-    def first(self, rows: int) -> "Prefix":
-        """A read-only copy with the first rows only."""
+    def some(self, rows: Sequence[int]) -> "Prefix":
+        """A read-only copy with some rows only."""
         some = copy(self)
-        some.requests, some.numbers, some.outputs = self.requests[:rows], self.numbers[:rows], self.outputs[:rows]
+        for name in ("requests", "numbers", "outputs"):
+            setattr(some, name, [getattr(self, name)[row] for row in rows])
         some._tensors = None
         return some
 

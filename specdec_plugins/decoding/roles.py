@@ -1,14 +1,16 @@
-"""The roles that `loop.py` calls. Implementations subclass these protocols, which supply the optional methods.
+"""The roles that `loop.py` and `runner.py` call. Implementations subclass these protocols, which supply the optional methods.
 
 Drafter and verifier each keep a state with one row per sequence in flight, in the order of the batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from specdec_plugins.decoding.backends import Pass
+from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.recipes import Recipe
 from specdec_plugins.decoding.values import LOGITS, Draft, ModelLimits, Outcome, Plan, Request, Source, Verdict, Want
 
 
@@ -52,12 +54,22 @@ class Drafter(Role, Protocol):
 
     traits: Traits = Traits()
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A drafter that proposes in a way of its own does not inherit a recipe."""
+        super().__init_subclass__(**options)
+        if "propose" in vars(cls) and "recipe" not in vars(cls):
+            cls.recipe = Drafter.recipe  # type: ignore[method-assign]
+
     def start(self, rows: int, shared: Any) -> Any:
         """A `State` for up to ``rows`` rows; None for a drafter that keeps nothing. ``shared`` is the verifier's state."""
         return None
 
     def propose(self, state: Any, prefix: Prefix, plan: Plan) -> Draft:
         """At most ``plan.lengths[b]`` tokens to follow row b's prefix."""
+
+    def recipe(self) -> Recipe | None:
+        """How backends draft as `propose` does, without calling it or `observe`; None: only `propose` can."""
+        return None
 
     def observe(self, state: Any, scores: Any, draft: Draft, verdict: Verdict) -> None:
         """Learn the verdict on a draft before its tokens are committed; see `Traits.follows`."""
@@ -75,6 +87,7 @@ class Verifier(Role, Protocol):
     """Scores drafts."""
 
     limits: ModelLimits | None = None  # what requests are checked against; None: anything goes
+    runner: Callable[..., Any] | None = None  # makes its backend's `Runner`; None: the one of all backends
 
     @property
     def recordings(self) -> int:
@@ -99,6 +112,8 @@ class Verifier(Role, Protocol):
 
 
 class Acceptance(Protocol):
+    tolerance: Tolerance | None = None  # that of requests without one, if backends may judge; None: they call the rule
+
     def __call__(self, scores: Any, draft: Draft, prefix: Prefix) -> Verdict:
         """Which drafted tokens are accepted, and what follows them."""
 

@@ -16,7 +16,7 @@ class ModelVerifier(Verifier):
     limits: ModelLimits
 
     def __init__(self, model: LoadedModel):
-        self.model = model
+        self.model, self.runner = model, model.runner
         self.limits = ModelLimits(
             model.source_vocabulary, model.target_vocabulary, model.spec.encoder.max_positions,
             model.spec.decoder.max_positions,

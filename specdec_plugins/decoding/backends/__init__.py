@@ -123,6 +123,7 @@ class LoadedModel(Protocol):
 
     spec: ModelSpec
     device: Device
+    runner: Callable[..., Any] | None  # see `Verifier.runner`
     target_vocabulary: int  # its size
 
     @property

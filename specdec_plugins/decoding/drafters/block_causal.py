@@ -26,6 +26,7 @@ from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier
 from specdec_plugins.decoding.networks.masking import ManyBlocks, layout, training_blocks
 from specdec_plugins.decoding.networks.successor import Successor
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.recipes import Masked
 from specdec_plugins.decoding.roles import Traits
 from specdec_plugins.decoding.values import Draft, Plan
 from specdec_plugins.formats.spec import DrafterModel, Model
@@ -77,6 +78,9 @@ class CausalBlockDrafter(CachedDrafter[int]):
 
     traits = Traits(trees=True)
     fresh, held = staticmethod(int), staticmethod(int)
+
+    def recipe(self) -> Masked:
+        return Masked(self.model)
 
     def propose(self, state: CachedRows[int], prefix: Prefix, plan: Plan) -> Draft:
         start, mask = prefix.symbols.start, prefix.symbols.mask

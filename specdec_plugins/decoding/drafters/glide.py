@@ -25,6 +25,7 @@ from specdec_plugins.decoding.networks.decoder import adopt, decoder_of, initial
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, block_loss, options_of
 from specdec_plugins.decoding.networks.masking import ManyBlocks, training_blocks
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.recipes import InTurn
 from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import DeviceDraft, Distribution, Draft, Plan
 from specdec_plugins.formats.spec import DrafterModel, Model
@@ -113,6 +114,9 @@ class GlideDrafter(Drafter):
 
     def start(self, rows: int, shared: RowState) -> GlideState:
         return GlideState(shared)
+
+    def recipe(self) -> InTurn:
+        return InTurn(self.model)
 
     def propose(self, state: GlideState, prefix: Prefix, plan: Plan) -> Draft:
         if self.on_device:

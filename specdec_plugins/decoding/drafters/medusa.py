@@ -23,6 +23,7 @@ from specdec_plugins.decoding.drafters.block import drafted
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, block_loss, options_of
 from specdec_plugins.decoding.networks.masking import ManyBlocks, training_blocks
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.recipes import Vectors
 from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, Want
 from specdec_plugins.formats.spec import DrafterModel, Model
@@ -144,6 +145,9 @@ class HeadsDrafter(Drafter):
     def _first_state(self, source: Source, number: int) -> Tensor:
         """(D,) from the sentence alone, so that it does not depend on the batch."""
         return self.beginning(self.verifier.encode(source)[number, : source.sizes[number]])
+
+    def recipe(self) -> Vectors:
+        return Vectors(self.model, self.heads, self.length)
 
     @torch.inference_mode()
     def propose(self, state: HeadsState, prefix: Prefix, plan: Plan) -> Draft:

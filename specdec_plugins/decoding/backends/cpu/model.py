@@ -29,6 +29,7 @@ from specdec_plugins.decoding.backends.cpu.binding import (
     start,
 )
 from specdec_plugins.decoding.backends.cpu.passes import BlockPass, CausalPass
+from specdec_plugins.decoding.backends.cpu.runner import CpuRunner
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.sources import Sources
@@ -138,7 +139,7 @@ class NativeBeginning:
 class CpuModel:
     """A `Transformer` on the kernels, with another's ``encoder`` and ``projection`` if given."""
 
-    recordings = 0
+    recordings, runner = 0, CpuRunner
     device = torch.device("cpu")
 
     def __init__(

@@ -6,13 +6,14 @@ B rows, Q tokens read, W of them with a prediction, S source positions, C candid
 from array import array
 from collections.abc import Sequence
 from ctypes import Structure, addressof, byref
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.backends.candidates import CANDIDATES, branch, candidates_of, numbered
-from specdec_plugins.decoding.backends.cpu.binding import address, floats, integers, start
+from specdec_plugins.decoding.backends.cpu.binding import Buffer, address, floats, integers, start
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.backends.reading import NOT_WANTED, Reading
 from specdec_plugins.decoding.compiled import kernels
@@ -20,8 +21,8 @@ from specdec_plugins.decoding.constraints import Bounds, Repeats
 from specdec_plugins.decoding.options import Beam, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.search.beam import Ranked
-from specdec_plugins.decoding.trees import TreeDraft, by_row, groves_of, nodes_of, tokens_to, within_rows
-from specdec_plugins.decoding.values import Distribution, Draft, Draws, Plan, Verdict, rejecting
+from specdec_plugins.decoding.trees import by_row, nodes_of, tokens_to, within_rows
+from specdec_plugins.decoding.values import Distribution, Draft, Draws, Plan, Verdict, Want, rejecting
 
 if TYPE_CHECKING:
     from specdec_plugins.decoding.backends.cpu.model import CpuModel
@@ -82,33 +83,10 @@ class CpuPass:
         return address(gates), 0 if gates is None else gates.size(2)
 
     def branch(self, prefix: Prefix, plan: Plan) -> Draft:
-        model, logits, tree = self.model, self.logits(), plan.tree
-        if prefix.draws() is not None or tree is None or tree.shape:
-            gates = self.results.get("gates")
-            return branch(candidates_of(logits, gates, model.successor, model.vocabulary, prefix), prefix, plan)
-        library, own, groups = model.engine.library, numbered(prefix.symbols, model.vocabulary), groves_of(prefix, tree)
-        most = max(max(nodes, width * self.width) for nodes, width, _ in groups)
-        totals = array("d", bytes(8 * self.rows))
-        for _, width, rows in groups:
-            for row, node in zip(rows, prefix.beams_of(rows[0]).live if width else ()):
-                totals[row] = node.total
-        nodes, widths, members = zip(*groups)
-        choices = library.rows("ChooseRow", drafted=plan.lengths, empty=[not output for output in prefix.outputs])
-        each = library.rows("TreeGroup", nodes=nodes, width=widths, size=map(len, members))
-        listed = integers(*members)
-        counts, grown, parents = (array("q", bytes(8 * self.rows * size)) for size in (1, most, most))
-        before, after, candidates = successor_tables(model)
-        call = library.structs["BranchCall"](
-            pad=own.pad, eos=own.eos, rows=start(choices), tokens=before, outs=after, candidates=candidates,
-            token_ids=model.token_ids and start(model.token_ids), groups=start(each), group_count=len(groups),
-            members=start(listed), totals=start(totals), most=most, counts=start(counts), nodes=start(grown),
-            parents=start(parents),
-        )  # fmt: skip
-        library.specdec_branch(
-            model.engine.pointer, address(logits), self.rows, self.width, logits.size(2), *self._gates(), byref(call)
+        model = self.model
+        return branch(
+            candidates_of(self.logits(), self.results.get("gates"), model.successor, model.vocabulary, prefix), prefix, plan
         )
-        parts = [slice(row * most, row * most + count) for row, count in enumerate(counts)]
-        return TreeDraft([grown[part].tolist() for part in parts], [parents[part].tolist() for part in parts])
 
     def scores(self, tokens: Sequence[Sequence[int]]) -> list[list[float]]:
         logits, engine, scores = self.logits(), self.model.engine, array("f", bytes(4 * self.rows * self.width))
@@ -157,7 +135,7 @@ class CausalPass(CpuPass):
     """Each row's tokens, read after those in its cache; a tree's tokens are the last ones."""
 
     def __init__(self, model: "CpuModel", state: SlottedState, reading: Reading):
-        sizes, firsts, want = list(map(len, reading.tokens)), reading.firsts, reading.want
+        sizes, firsts = list(map(len, reading.tokens)), reading.firsts
         width = max(sizes) if firsts is None else max(size - first for size, first in zip(sizes, firsts))
         super().__init__(model, len(sizes), width)
         self.state, self.reading = state, reading
@@ -172,8 +150,6 @@ class CausalPass(CpuPass):
         if reading.visible is not None:
             sinks, window, listed = reading.visible
             self._visible = kernels().structs["Visible"](sinks, window, listed.size(1), address(listed))
-        # Calls that also choose or judge return no more than that.
-        self.alone = want.features or want.attention or not want.logits or reading.parents is not None
         state.held = list(map(int.__add__, reading.positions, sizes))
         state.cache.reserve(state.targets.bound, max(state.held))
 
@@ -188,61 +164,50 @@ class CausalPass(CpuPass):
         self._tokens, self._parents = integers(*reading.tokens), None
         if reading.parents is not None:
             self._parents = integers(*within_rows(reading.tokens, reading.parents))
-        logits, gates, features = self._allocate()
-        attention, size, layer, heads = self._allocate_attention()
+        want = replace(reading.want, attention=reading.want.attention and reading.visible is None)
+        self.results, fields = results_of(model, state, want, self.rows, self.width)
         return library.structs["ReadCall"](
-            stack=model.stack.pointer, caches=state.caches(), batch=self.rows, width=self.width, rows=start(self._rows),
-            tokens=start(self._tokens), parents=self._parents and start(self._parents), embeddings=address(self.embeddings),
-            visible=self._visible and addressof(self._visible), logits=logits, gates=gates, features=features,
-            attention=attention, attention_size=size, layer=layer, heads=heads,
-        )  # fmt: skip
-
-    def _allocate(self) -> tuple[int | None, int | None, int | None]:
-        """Allocate the results; returns the addresses of logits, gates and features."""
-        model, shape = self.model, (self.rows, self.width)
-        if not self.reading.want.logits:
-            return None, None, None
-        self.results["logits"], logits = model.logits.view(*shape, model.stack.vocabulary)
-        gates = features = None
-        if model.stack.gate:
-            self.results["gates"], gates = model.gates.view(*shape, model.stack.gate.outputs)
-        if self.reading.want.features:
-            self.results["features"], features = model.features.view(*shape, model.width)
-        return logits, gates, features
-
-    def _allocate_attention(self) -> tuple[int | None, int, int, int]:
-        """Allocate the attention, if wanted; returns its address, positions per result, layer and heads."""
-        heads = self.reading.want.heads
-        which = (-1, -1) if heads is None else (heads.layer, sum(1 << head for head in heads.heads))
-        if not self.reading.want.attention or self._visible is not None:
-            return None, 0, *which
-        longest = self.state.sources.longest
-        size = -(-longest // BLOCK) * BLOCK
-        attention, where = self.model.attention.view(self.rows, self.width, size)
-        self.results["attention"] = attention[..., :longest]
-        return where, size, *which
+            stack=model.stack.pointer,
+            caches=state.caches(),
+            batch=self.rows,
+            width=self.width,
+            rows=start(self._rows),
+            tokens=start(self._tokens),
+            parents=self._parents and start(self._parents),
+            embeddings=address(self.embeddings),
+            visible=self._visible and addressof(self._visible),
+            **fields,
+        )
 
     def run(self) -> None:
         engine = self.model.engine
         engine.library.specdec_read(engine.pointer, byref(self._call()))
 
-    def choose(self, prefix: Prefix, plan: Plan) -> Draft:
-        """In one call with the pass, if that has not run."""
-        if self.results or self.alone:
-            return super().choose(prefix, plan)
-        choosing, engine = Choosing(self, prefix, plan), self.model.engine
-        engine.library.specdec_propose(engine.pointer, byref(self._call()), byref(choosing.call))
-        return choosing.draft()
 
-    def judge(
-        self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
-    ) -> Verdict:
-        """In one call with the pass, if that has not run and has read just each row's last token and its draft."""
-        if self.results or self.reading.firsts is not None or self.alone:
-            return super().judge(draft, bounds, tolerances, draws)
-        judging, engine = Judging(self, draft, bounds, tolerances, draws), self.model.engine
-        engine.library.specdec_verify(engine.pointer, byref(self._call()), byref(judging.call))
-        return judging.verdict()
+def results_of(
+    model: "CpuModel", state: SlottedState, want: Want, rows: int, width: int
+) -> tuple[dict[str, Tensor], dict[str, int | None]]:
+    """Memory for what is wanted of a pass: tensors (rows, width, ..), and the fields of a call that say where they are."""
+    results: dict[str, Tensor] = {}
+    fields: dict[str, int | None] = {"features": None, "attention": None}
+
+    def add(name: str, buffer: Buffer, size: int) -> None:
+        results[name], fields[name] = buffer.view(rows, width, size)
+
+    if want.logits:
+        add("logits", model.logits, model.stack.vocabulary)
+    if want.logits and model.stack.gate:
+        add("gates", model.gates, model.stack.gate.outputs)
+    if want.features:
+        add("features", model.features, model.width)
+    if want.attention:
+        longest = state.sources.longest
+        add("attention", model.attention, -(-longest // BLOCK) * BLOCK)
+        fields["attention_size"] = results["attention"].size(2)
+        results["attention"] = results["attention"][..., :longest]
+    heads = want.heads
+    fields["layer"], fields["heads"] = (-1, -1) if heads is None else (heads.layer, sum(1 << head for head in heads.heads))
+    return results, fields
 
 
 class BlockPass(CpuPass):

@@ -26,7 +26,7 @@ MOST_BYTES = 2 << 30  # default limit of all recordings
 GRAPH_BYTES = 2 << 20  # of a recording besides inputs and results: an assumption for some hundred kernels, not measured
 
 
-class Runner(Protocol):
+class Executor(Protocol):
     recordings: int  # made so far
 
     def round(self, size: int, unit: int = 1) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.acceptance import coupled, rejection
-from specdec_plugins.decoding.backends.torch.graphs import Results, Runner
+from specdec_plugins.decoding.backends.torch.graphs import Results, Executor
 from specdec_plugins.decoding.constraints import Bounds, Constraints, repeat_table, repeated, restrict
 from specdec_plugins.decoding.options import Beam, Tolerance
 from specdec_plugins.decoding.sampling import Table, warp
@@ -22,11 +22,11 @@ COLUMNS = 5  # of a table's row before the drafted tokens: offered, minimum, roo
 
 
 def judge(
-    runner: Runner, logits: Tensor, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance],
+    executor: Executor, logits: Tensor, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance],
     draws: Sequence[Draws | None] | None = None,
 ) -> Verdict:  # fmt: skip
     """Judge a draft by logits (R, K+1, V): position j chooses the token after the first j drafted ones."""
-    logits = pad_rows(logits, runner.round(len(logits)))
+    logits = pad_rows(logits, executor.round(len(logits)))
     device_draft = draft if isinstance(draft, DeviceDraft) else None
     if device_draft is not None:
         width, offered = device_draft.guesses.size(1), device_draft.room
@@ -43,16 +43,16 @@ def judge(
     if device_draft is not None:
         inputs["guesses"] = pad_rows(device_draft.guesses, len(logits))
     limited, tolerant = min(bounds.room) <= width, any(tolerance.beta > 1 for tolerance in tolerances)
-    repeats, most = repeat_table(bounds.repeats, logits.size(2), len(logits), runner.round) if bounds.repeats else ([], 0)
+    repeats, most = repeat_table(bounds.repeats, logits.size(2), len(logits), executor.round) if bounds.repeats else ([], 0)
     if most:
         inputs["repeats"] = send(repeats, logits.device)
     rejects = draws is not None and rejecting(draws)
     if draws is not None:
-        inputs["drawing"] = Table.of(draws, len(logits), logits.size(2), logits.device, runner.round)
+        inputs["drawing"] = Table.of(draws, len(logits), logits.size(2), logits.device, executor.round)
         if rejects and draft.distribution is not None:
             inputs["distribution"] = Distribution(*(pad_rows(each[:, :width], len(logits)) for each in draft.distribution))
     settings = bounds.constraints, limited, tolerant, most, rejects
-    judged = runner.run(_judge, inputs, settings=settings)["judged"][: len(tolerances)].tolist()
+    judged = executor.run(_judge, inputs, settings=settings)["judged"][: len(tolerances)].tolist()
     if device_draft is not None:
         device_draft.arrive([list(map(int, row[4 + width :])) for row in judged])
     counts = [int(row[0]) for row in judged]
@@ -60,10 +60,10 @@ def judge(
     return Verdict(counts, [int(row[1]) for row in judged], scores, [row[2] > 0 for row in judged])
 
 
-def rank(runner: Runner, logits: Tensor, bounds: Bounds, beams: Sequence[Beam]) -> list[Ranked]:
+def rank(executor: Executor, logits: Tensor, bounds: Bounds, beams: Sequence[Beam]) -> list[Ranked]:
     """The best tokens by logits (B, V): see `Pass.rank`."""
     few = [beam.candidates for beam in beams]
-    logits = pad_rows(logits[:, None], runner.round(len(logits)))
+    logits = pad_rows(logits[:, None], executor.round(len(logits)))
     rows, vocabulary = len(logits), logits.size(2)
     lines = [
         (minimum, room, beam.renormalize, bits(beam.unk_penalty))
@@ -72,11 +72,11 @@ def rank(runner: Runner, logits: Tensor, bounds: Bounds, beams: Sequence[Beam]) 
     inputs: dict[str, Tensor | tuple[Tensor, ...]] = {
         "logits": logits, "table": send([*lines, *[(0,) * 4] * (rows - len(lines))], logits.device)
     }  # fmt: skip
-    repeats, most = repeat_table(bounds.repeats, vocabulary, rows, runner.round) if bounds.repeats else ([], 0)
+    repeats, most = repeat_table(bounds.repeats, vocabulary, rows, executor.round) if bounds.repeats else ([], 0)
     if most:
         inputs["repeats"] = send(repeats, logits.device)
     settings = bounds.constraints, most, min(max(few), vocabulary)
-    ranked = runner.run(_rank, inputs, settings=settings)["ranked"][: len(few)].tolist()
+    ranked = executor.run(_rank, inputs, settings=settings)["ranked"][: len(few)].tolist()
     return [Ranked(list(map(int, tokens[:size])), scores[:size]) for (tokens, scores), size in zip(ranked, few)]
 
 

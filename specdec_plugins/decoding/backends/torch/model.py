@@ -18,7 +18,7 @@ from specdec_plugins.decoding.backends.cache import KVCache, hide, span
 from specdec_plugins.decoding.backends.candidates import CANDIDATES, branch, candidates_of, forbid, numbered
 from specdec_plugins.decoding.backends.reading import NOT_WANTED, Reading
 from specdec_plugins.decoding.backends.sources import Sources
-from specdec_plugins.decoding.backends.torch.graphs import EAGER, Results, Runner
+from specdec_plugins.decoding.backends.torch.graphs import EAGER, Results, Executor
 from specdec_plugins.decoding.backends.torch.judge import judge, rank
 from specdec_plugins.decoding.backends.torch.layers import Attention, Context, Layer, through, whole
 from specdec_plugins.decoding.backends.torch.state import DenseState
@@ -93,14 +93,14 @@ class TorchPass:
     def judge(
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
     ) -> Verdict:
-        return judge(self.model.runner, self.logits(), draft, bounds, tolerances, draws)
+        return judge(self.model.executor, self.logits(), draft, bounds, tolerances, draws)
 
     @torch.inference_mode()
     def rank(self, draft: Draft, bounds: Bounds, beams: Sequence[Beam | None]) -> list[list[Ranked]]:
         logits, nodes = self.logits(), nodes_of(draft, [row for row, beam in enumerate(beams) if beam])
         places = send([row * logits.size(1) + node + 1 for row, node in nodes], logits.device)
         own, kinds = bounds.after(tokens_to(draft, nodes)), [beam for row, _ in nodes if (beam := beams[row])]
-        return by_row(nodes, rank(self.model.runner, logits.flatten(0, 1)[places], own, kinds), len(beams))
+        return by_row(nodes, rank(self.model.executor, logits.flatten(0, 1)[places], own, kinds), len(beams))
 
 
 class Extent(NamedTuple):
@@ -118,10 +118,12 @@ class Extent(NamedTuple):
 
 
 class TorchModel:
-    """A `Transformer` whose passes ``runner`` runs eagerly or records."""
+    """A `Transformer` whose passes ``executor`` runs eagerly or records."""
 
-    def __init__(self, transformer: Transformer, runner: Runner = EAGER):
-        self.transformer, self.spec, self.runner = transformer, transformer.spec, runner
+    runner = None
+
+    def __init__(self, transformer: Transformer, executor: Executor = EAGER):
+        self.transformer, self.spec, self.executor = transformer, transformer.spec, executor
         self.target_embeddings = transformer.decoder.embedding.tokens
         self.target_vocabulary, self.device = len(self.target_embeddings), self.target_embeddings.device
         vocabulary = transformer.decoder.vocabulary
@@ -130,7 +132,7 @@ class TorchModel:
 
     @property
     def recordings(self) -> int:
-        return self.runner.recordings
+        return self.executor.recordings
 
     @property
     def source_vocabulary(self) -> int:
@@ -142,7 +144,7 @@ class TorchModel:
         layers = len(decoder.layers) + (decoder.copy is not None)
         cache, sources = self.idle.pop() if self.idle else (KVCache(layers, width, like), KVCache(layers, width, like))
         state = DenseState(cache, Sources(sources, self._remember))
-        if self.runner is not EAGER:
+        if self.executor is not EAGER:
             weakref.finalize(state, self.idle.append, (cache, sources))
         return state
 
@@ -185,11 +187,11 @@ class TorchModel:
     def read(self, state: DenseState, reading: Reading) -> TorchPass:
         state.encode()
         tokens, positions, firsts, guesses, embeddings, parents, visible, want = reading
-        runner, cache, sources = self.runner, state.cache, state.sources.cache
+        executor, cache, sources = self.executor, state.cache, state.sources.cache
         firsts = firsts or [0] * len(tokens)
         results = max(len(row) - first for row, first in zip(tokens, firsts))
-        width = runner.round(max(map(len, tokens)), results)
-        padding = runner.round(len(tokens)) - len(tokens)
+        width = executor.round(max(map(len, tokens)), results)
+        padding = executor.round(len(tokens)) - len(tokens)
         # One transfer to the device, not four. Padding rows read at position 0 of a source with one token.
         lines = [(position, first, length, slot, *row, *[0] * (width - len(row))) for position, first, length, slot, row
                  in zip(positions, firsts, state.sources.lengths, state.sources.slots, tokens)]  # fmt: skip
@@ -199,7 +201,7 @@ class TorchModel:
             inputs["guesses"] = pad_rows(guesses, len(table))
             results, width = results + guesses.size(1), width + guesses.size(1)
         if embeddings is not None:
-            inputs["vectors"] = pad_rows(embeddings, max(runner.round(len(embeddings)), len(table) * width))
+            inputs["vectors"] = pad_rows(embeddings, max(executor.round(len(embeddings)), len(table) * width))
         if parents is not None:
             family = ancestry(within_rows(tokens, parents), len(table), width)
             inputs["family"] = family.to(table.device, non_blocking=True)
@@ -208,7 +210,7 @@ class TorchModel:
         longest = max(positions) + width
         drafted = 0 if guesses is None else guesses.size(1)
         state.held = [position + len(row) + drafted for position, row in zip(positions, tokens)]
-        seen, read = runner.round(longest, 64), runner.round(state.sources.longest, 32)
+        seen, read = executor.round(longest, 64), executor.round(state.sources.longest, 32)
         cache.reserve(len(table), seen)
         sources.reserve(len(table), read)
         extent = Extent(
@@ -220,7 +222,7 @@ class TorchModel:
             want=want,
             shared=state.shared,
         )  # fmt: skip
-        return TorchPass(self, runner.run(self._read, inputs, (cache, sources), (extent,)))
+        return TorchPass(self, executor.run(self._read, inputs, (cache, sources), (extent,)))
 
     def _read(
         self, cache: KVCache, sources: KVCache, extent: Extent, table: Tensor, guesses: Tensor | None = None,
@@ -346,8 +348,8 @@ class TorchModel:
         if gates is not None:
             inputs["gates"] = gates
         if draws is not None:
-            inputs["table"] = Table.of(draws, len(logits), logits.size(-1), device, self.runner.round)
-        results = self.runner.run(self._choose, inputs, settings=(numbered(prefix.symbols, self.vocabulary),))
+            inputs["table"] = Table.of(draws, len(logits), logits.size(-1), device, self.executor.round)
+        results = self.executor.run(self._choose, inputs, settings=(numbered(prefix.symbols, self.vocabulary),))
         rejects = draws is not None and rejecting(draws)
         distribution = Distribution(results["candidates"], results["probabilities"]) if rejects else None
         return DeviceDraft(results["tokens"], list(plan.lengths), distribution=distribution)

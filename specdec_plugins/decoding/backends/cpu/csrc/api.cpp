@@ -17,9 +17,8 @@
 #include "forward.h"
 #include "heads.h"
 #include "linear.h"
-#include "loop.h"
 #include "rank.h"
-#include "search.h"
+#include "run.h"
 #include "team.h"
 #include "trees.h"
 
@@ -42,10 +41,6 @@ auto made(Make&& make) -> decltype(make()) {
     } catch (const std::exception&) {
         return nullptr;
     }
-}
-
-Origins origins_of(const Sampling* sampling) {
-    return sampling ? Origins{sampling->tokens, sampling->probabilities, sampling->width, sampling->candidates} : Origins{};
 }
 
 }  // namespace
@@ -175,60 +170,17 @@ EXPORTED(int, remember, Engine* engine, const Stack* stack, const Linear* linear
     });
 }
 
-namespace {
-
-// Makes a pass's rows.
-Pass pass_of(Engine& engine, const ReadCall& call) {
-    auto& rows = engine.scratch.rows;
-    Pass pass = pass_of(call.caches, add_causal_rows(rows, call.batch, call.width, call.rows, call.tokens), call.logits, call.gates);
-    if (call.parents) branch_rows(rows, engine.scratch.paths, call.batch, call.rows, call.parents);
-    if (call.visible) limit_rows(rows, call.batch, call.rows, *call.visible);
-    pass.features = call.features, pass.embeddings = call.embeddings;
-    pass.masses = {call.attention, call.attention_size, call.layer, uint64_t(call.heads)};
-    return pass;
-}
-
-Choice choice_of(Engine& engine, const ChooseCall& call, float* logits, int64_t batch, int64_t width, int64_t vocabulary,
-                 const float* gates, int64_t gate_width) {
-    const Choice choice{call, logits, batch, width, vocabulary, gates, gate_width, take(call.sampling, batch, engine.draws),
-                        origins_of(call.sampling)};
-    choice.reserve(engine);
-    return choice;
-}
-
-// `skipped`: tokens of each row before its draft.
-Judging judging_of(Engine& engine, const JudgeCall& call, float* logits, int64_t batch, int64_t width, int64_t vocabulary,
-                   const int64_t* tokens, int64_t skipped) {
-    engine.drafts.clear();
-    for (int64_t b = 0; b < batch; tokens += call.rows[b++].drafted) engine.drafts.push_back(tokens += skipped);
-    const Judging judging{call, logits, batch, width, engine.drafts.data(), take(call.sampling, batch, engine.draws),
-                          origins_of(call.sampling), take(call.repeats, batch, engine.repeats)};
-    judging.reserve(engine, vocabulary);
-    return judging;
-}
-
-}  // namespace
-
 EXPORTED(int, read, Engine* engine, const ReadCall* call) {
     return status_of([&] {
-        const Pass pass = pass_of(*engine, *call);
+        auto& rows = engine->scratch.rows;
+        Pass pass = pass_of(call->caches, add_causal_rows(rows, call->batch, call->width, call->rows, call->tokens), call->logits,
+                            call->gates);
+        if (call->parents) branch_rows(rows, engine->scratch.paths, call->batch, call->rows, call->parents);
+        if (call->visible) limit_rows(rows, call->batch, call->rows, *call->visible);
+        pass.features = call->features, pass.embeddings = call->embeddings;
+        pass.masses = {call->attention, call->attention_size, call->layer, uint64_t(call->heads)};
         Forward forward(*call->stack, pass, engine->team, engine->scratch);
         engine->team.run([&](int member) { forward.run(member); });
-    });
-}
-
-// Reads each row's last committed token and its draft, and judges the draft.
-EXPORTED(int, verify, Engine* engine, const ReadCall* call, const JudgeCall* judge) {
-    return status_of([&] {
-        const Pass pass = pass_of(*engine, *call);
-        const Judging judging = judging_of(*engine, *judge, call->logits, call->batch, call->width, call->stack->projection->outputs,
-                                           call->tokens, 1);
-        Forward forward(*call->stack, pass, engine->team, engine->scratch);
-        engine->team.run([&](int member) {
-            forward.run(member);
-            engine->team.sync();
-            judging.run(*engine, member);
-        });
     });
 }
 
@@ -241,7 +193,12 @@ EXPORTED(int, judge, Engine* engine, float* logits, int64_t batch, int64_t width
             judging.reserve(*engine, vocabulary);
             engine->team.run([&](int member) { judging.run(*engine, member); });
         } else {
-            const Judging judging = judging_of(*engine, *call, logits, batch, width, vocabulary, call->tokens, 0);
+            engine->drafts.clear();
+            const int64_t* tokens = call->tokens;
+            for (int64_t b = 0; b < batch; tokens += call->rows[b++].drafted) engine->drafts.push_back(tokens);
+            const Judging judging{*call, logits, batch, width, engine->drafts.data(), take(call->sampling, batch, engine->draws),
+                                  origins_of(call->sampling), take(call->repeats, batch, engine->repeats)};
+            judging.reserve(*engine, vocabulary);
             engine->team.run([&](int member) { judging.run(*engine, member); });
         }
     });
@@ -270,34 +227,10 @@ EXPORTED(int, score, Engine* engine, float* logits, int64_t batch, int64_t width
 EXPORTED(int, choose, Engine* engine, float* logits, int64_t batch, int64_t width, int64_t vocabulary, const float* gates,
          int64_t gate_width, const ChooseCall* call) {
     return status_of([&] {
-        const Choice choice = choice_of(*engine, *call, logits, batch, width, vocabulary, gates, gate_width);
+        const Choice choice{*call, logits, batch, width, vocabulary, gates, gate_width, take(call->sampling, batch, engine->draws),
+                            origins_of(call->sampling)};
+        choice.reserve(*engine);
         engine->team.run([&](int member) { choice.run(*engine, member); });
-    });
-}
-
-// A causal drafter's step: a pass, then the choice by its logits.
-EXPORTED(int, propose, Engine* engine, const ReadCall* call, const ChooseCall* choose) {
-    return status_of([&] {
-        const Pass pass = pass_of(*engine, *call);
-        const Stack& stack = *call->stack;
-        const Choice choice = choice_of(*engine, *choose, call->logits, call->batch, call->width, stack.projection->outputs,
-                                        stack.gate ? call->gates : nullptr, stack.gate ? stack.gate->outputs : 0);
-        Forward forward(stack, pass, engine->team, engine->scratch);
-        engine->team.run([&](int member) {
-            forward.run(member);
-            engine->team.sync();
-            choice.run(*engine, member);
-        });
-    });
-}
-
-// Grows trees by logits (B, width, V), in which it bans tokens as `choose` does.
-EXPORTED(int, branch, Engine* engine, float* logits, int64_t batch, int64_t width, int64_t vocabulary, const float* gates,
-         int64_t gate_width, const BranchCall* call) {
-    return status_of([&] {
-        Branching branching{*call, logits, batch, width, vocabulary, gates, gate_width};
-        branching.reserve(*engine);
-        engine->team.run([&](int member) { branching.run(*engine, member); });
     });
 }
 
@@ -378,14 +311,9 @@ EXPORTED(int, warp, const Sampling* sampling, const float* logits, int64_t vocab
     });
 }
 
-// Decodes until a row finishes: see `decode` in loop.h.
-EXPORTED(int, decode, Engine* engine, DecodeCall* call) {
-    return status_of([&] { decode(*engine, *call); });
-}
-
-// Beam searches until some are over: see `Searches` in search.h.
-EXPORTED(int, search, Engine* engine, SearchCall* call) {
-    return status_of([&] { Searches(*call).run(*engine); });
+// Iterations of a batch: see `Machine` in run.h.
+EXPORTED(int, run, Engine* engine, RunCall* call) {
+    return status_of([&] { Machine(*call).run(*engine); });
 }
 
 // For tests: attention of N queries (N, D) over the entries that each sees -> to (N, D), together, as in a pass. Entries are keys

@@ -109,6 +109,9 @@ struct Origins {
     float* probabilities;
     int64_t width, candidates;
 };
+Origins origins_of(const Sampling* sampling) {
+    return sampling ? Origins{sampling->tokens, sampling->probabilities, sampling->width, sampling->candidates} : Origins{};
+}
 
 // The choice of a token for each position of drafts: see `ChooseCall`.
 struct Choice {

@@ -185,30 +185,10 @@ SHARED_STRUCT(RankCall,
     float* scores;    // (B, C) log-probabilities; minus infinity after the last allowed token
 )
 
-// Rows whose trees grow together. `width` 0: one row, with the likeliest `nodes`; otherwise those of a search, with its `width`
-// likeliest hypotheses at each depth.
-SHARED_STRUCT(TreeGroup,
-    int64_t nodes, width, size;
-)
-// Growing trees: as `ChooseCall`.
-SHARED_STRUCT(BranchCall,
-    int64_t pad, eos;
-    const ChooseRow* rows;  // (B)
-    const float *tokens, *outs;
-    int64_t candidates;
-    const int64_t* token_ids;
-    const TreeGroup* groups;
-    int64_t group_count;
-    const int64_t* members;  // the rows of each group
-    const double* totals;    // (B) of the hypotheses before
-    int64_t most;            // nodes of a row
-    int64_t *counts, *nodes, *parents;  // (B), (B, most) twice
-)
+// ---- iterations
 
-// ---- many iterations in one call
-
-// A row that decodes. `position` is that of its last committed token; `unread`: the committed tokens that the drafter has not read,
-// at least that one. A draft ends where the product of its probabilities falls below `least`.
+// A row that decodes without a search. `position` is that of its last committed token; `unread`: the committed tokens that the
+// drafter has not read, at least that one. A draft ends where the product of its probabilities falls below `least`.
 SHARED_STRUCT(DecodeRow,
     int64_t position, draft_length;
     int64_t slot, source_slot, drafter_slot, drafter_source_slot, source_length;
@@ -219,35 +199,24 @@ SHARED_STRUCT(DecodeRow,
 SHARED_STRUCT(StepRow,
     int64_t drafted, accepted, own, cut;
 )
-SHARED_STRUCT(DecodeCall,
-    const Stack *verifier, *drafter;
-    Caches verifying, drafting;
-    float *logits, *drafter_logits, *gates;  // (B, K + 1, V), (B, K, V), (B, K, R): the passes' results
-    const float *tokens, *outs;              // the successor network's tables ..
-    int64_t candidates;                      // .. and how many candidates it chooses among
-    const int64_t* token_ids;                // the token of each of the drafter's logits; NULL: all tokens, in order
-    int64_t drafter_pad, drafter_eos;        // as in `ChooseCall`
-    int64_t drafter_positions;               // positions that the drafter has embeddings for
-    int64_t shared;                          // whether a pass over one token is worth sharing between threads
-    int64_t eos, mask, banned_count;
-    const int64_t* banned;
-    int64_t batch, longest, steps;  // B, K, and the maximum number of iterations
-    const DecodeRow* rows;          // (B)
-    const int64_t* unread;
-    const Sampling* sampling;  // its token ids and distributions are the loop's own
-    const NoRepeats* repeats;
-    int64_t* read;            // (B) target positions that a block drafter has read; updated. NULL for other drafters
-    const Linear* heads;      // NULL unless the drafter is heads; then also the fields up to `vectors`
-    const float* embeddings;  // (V, D) that they read
-    double scale;             // of the embeddings
-    int64_t heads_length;     // their maximum draft length; positions past the last head reuse it
-    float *states, *features;  // (B, D) hidden states, updated; (B, K + 1, D) those of a pass
-    float* vectors;            // (B, heads, D) the heads' results
-    StepRow* record;           // (steps, B)
-    int64_t* drafts;           // (steps, B, K)
-    float* scores;             // (steps, B, K + 1) of the accepted tokens and the own one
-    double drafting_seconds, verifying_seconds, first_seconds;  // spent: in all iterations, and in the first one
-    int64_t taken;                                              // iterations
+// How drafts come about: see recipes.py. `recipe` is a `Recipe` of drafts.h; GIVEN needs no more.
+SHARED_STRUCT(DraftCall,
+    int64_t recipe;
+    const Stack* stack;
+    Caches caches;
+    float *logits, *gates;      // (B, K, V), (B, K, R): the passes' results
+    const float *tokens, *outs; // the successor network's tables ..
+    int64_t candidates;         // .. and how many candidates it chooses among
+    const int64_t* token_ids;   // the token of each logit; NULL: all tokens, in order
+    int64_t pad, eos, mask;     // `pad` and `eos` as in `ChooseCall`
+    int64_t positions;          // that the drafter has embeddings for
+    int64_t shared;             // IN_TURN: whether a pass over one token is worth sharing between threads
+    int64_t* read;              // MASKED: (B) positions that it has read; updated
+    const Linear* heads;        // FROM_VECTORS: the heads, and the embeddings (V, D) that they read
+    const float* embeddings;
+    double scale;               // of the embeddings
+    int64_t longest;            // FROM_VECTORS: the longest draft; positions past the last head reuse it
+    float *states, *vectors;    // FROM_VECTORS: (B, D) hidden states, updated; (B, heads, D) the heads' results
 )
 
 // A search: how many hypotheses live and have finished, and its options (search/beam.py).
@@ -261,26 +230,43 @@ SHARED_STRUCT(HypothesisRow,
     int64_t tokens;
     double total;
 )
-// Here B is the sum of the searches' sizes.
+// Steps of searches. S is the sum of their sizes.
 SHARED_STRUCT(SearchCall,
-    const Stack* verifier;
-    Caches caches;
-    float* logits;  // (B, V)
-    int64_t start, eos, unk, banned_count;
-    const int64_t* banned;
+    int64_t start, unk;
     int64_t ends;             // whether a hypothesis at the limit ends with eos
     int64_t context;          // tokens before each output that count where n-grams must not repeat
-    int64_t searches, steps;  // their number, and the maximum number of steps
+    int64_t searches;         // their number
     const SearchRow* rows;    // (searches)
     const HypothesisRow* hypotheses;  // that live, by search
     const int64_t* tokens;
     const double* finished;  // normalised scores of finished hypotheses, by search
     const double* divisors;  // (searches, steps) what divides the total of a hypothesis that a step makes: a power of its length
-    int64_t* slots;          // (B) of each search, those of its live hypotheses first; updated
+    int64_t* slots;          // (S) of each search, those of its live hypotheses first; updated
     int64_t* record;         // by step and search that is not over: see `BeamSearch::write`
     float* scores;           // the same
-    double seconds;          // spent
-    int64_t taken;           // steps
+)
+
+// Iterations of a batch: B rows without a search, drafted for with up to K tokens, and searches, in one pass each.
+SHARED_STRUCT(RunCall,
+    const Stack* verifier;
+    Caches caches;
+    float *logits, *features;  // (B + S, K + 1, V), (B + S, K + 1, D) of the last pass; features NULL: not wanted
+    float* attention;          // (B + S, K + 1, attention_size): as in `ReadCall`
+    int64_t attention_size, layer, heads;
+    int64_t eos, banned_count;
+    const int64_t* banned;
+    int64_t batch, longest, steps;  // B, K, and the maximum number of iterations
+    const DecodeRow* rows;          // (B)
+    const int64_t* tokens;          // the rows' unread ones, then those of given drafts
+    const Sampling* sampling;       // what given drafts were drawn from, too
+    const NoRepeats* repeats;
+    DraftCall draft;
+    SearchCall search;
+    StepRow* record;  // (steps, B)
+    int64_t* drafts;  // (steps, B, K)
+    float* scores;    // (steps, B, K + 1) of the accepted tokens and the own one
+    double drafting_seconds, verifying_seconds, first_seconds;  // spent: in all iterations, and in the first one
+    int64_t taken;                                              // iterations
 )
 
 // For tests: what a query sees: see `Seen` in attention.h. Its listed positions come first, then its path.

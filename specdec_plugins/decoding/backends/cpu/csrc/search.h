@@ -1,7 +1,6 @@
-// Iterations of beam searches without returning to Python: the twin of `Session.step` (decoding/loop.py) and of the steps in
-// search/, for batches in which every row searches. Stops when a quarter of the searches are over.
+// Beam searches: the steps of search/, on the candidates of a pass.
 //
-// B rows, one for each live hypothesis, V vocabulary, C candidates of a row.
+// S rows, one for each live hypothesis, V vocabulary, C candidates of a row.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +12,6 @@
 #include "batch.h"
 #include "calls.h"
 #include "forward.h"
-#include "loop.h"
 #include "rank.h"
 #include "team.h"
 
@@ -37,9 +35,9 @@ struct Continuation {
 class BeamSearch {
   public:
     // The next ones of the call's hypotheses, their tokens and the scores of finished ones are this search's; moves on.
-    BeamSearch(const SearchCall& all, const SearchRow& row, const HypothesisRow*& hypothesis, const int64_t*& tokens,
+    BeamSearch(const RunCall& run, const SearchRow& row, const HypothesisRow*& hypothesis, const int64_t*& tokens,
                const double*& ended, const double* divisors, int64_t* slots)
-        : row(row), all(all), divisors(divisors), slots(slots) {
+        : row(row), run(run), all(run.search), divisors(divisors), slots(slots) {
         lanes.resize(row.size);
         for (int64_t i = 0; i < row.size; ++i) lanes[i].slot = slots[i];
         for (int64_t i = 0; i < row.living; tokens += hypothesis++->tokens, ++i) {
@@ -49,8 +47,8 @@ class BeamSearch {
         finished.assign(ended, ended + row.finished);
         ended += row.finished;
         length = begun = lanes[0].tokens.size() - all.context;
-        candidates = std::min<int64_t>(2 * row.size, all.verifier->projection->outputs);
-        for (Lane& lane : lanes) lane.tokens.reserve(lanes[0].tokens.size() + all.steps);
+        candidates = std::min<int64_t>(2 * row.size, run.verifier->projection->outputs);
+        for (Lane& lane : lanes) lane.tokens.reserve(lanes[0].tokens.size() + run.steps);
         for (auto* each : {&chosen, &this->ended}) each->reserve(row.size);
         live.reserve(row.size), pool.reserve(row.size * candidates), finished.reserve(2 * row.size), taken.reserve(row.size);
     }
@@ -117,7 +115,7 @@ class BeamSearch {
         const bool past = row.huggingface && length > row.limit;  // eos is all that remains, and costs nothing
         for (int64_t parent = 0; parent < int64_t(live.size()); ++parent, tokens += width, scores += width) {
             const double total = live[parent].total;
-            if (past && all.ends) pool.push_back({total, parent, 0, all.eos, 0});
+            if (past && all.ends) pool.push_back({total, parent, 0, run.eos, 0});
             for (int64_t rank = 0; !past && rank < candidates && scores[rank] > -INFINITY; ++rank)
                 pool.push_back({total + scores[rank], parent, rank, tokens[rank], scores[rank]});
         }
@@ -129,7 +127,7 @@ class BeamSearch {
     // As search/fairseq.py.
     void by_fairseq() {
         for (size_t rank = 0; rank < pool.size() && int64_t(chosen.size()) < row.size; ++rank)
-            if (pool[rank].token != all.eos)
+            if (pool[rank].token != run.eos)
                 chosen.push_back(pool[rank]);
             else if (int64_t(rank) < row.size && int64_t(finished.size()) < row.size)
                 end(pool[rank]);
@@ -140,7 +138,7 @@ class BeamSearch {
     void by_huggingface() {
         const bool stops = !all.ends && length >= row.limit;
         for (size_t rank = 0; rank < pool.size() && int64_t(chosen.size()) < row.size; ++rank)
-            if (!stops && pool[rank].token != all.eos)
+            if (!stops && pool[rank].token != run.eos)
                 chosen.push_back(pool[rank]);
             else if (int64_t(rank) < row.size)
                 end(pool[rank]);
@@ -192,17 +190,18 @@ class BeamSearch {
         }
         Lane& to = lanes[best];
         taken[best] = true;
-        const int64_t entry = all.verifier->entry();
-        for (size_t layer = 0; layer < all.verifier->layers.size(); ++layer) {
-            float* entries = all.caches.cache + layer * all.caches.cache_layer;
-            const float *first = entries + from.slot * all.caches.cache_slot, *last = first + from.held * entry;
-            std::copy(first + most * entry, last, entries + to.slot * all.caches.cache_slot + most * entry);
+        const int64_t entry = run.verifier->entry();
+        for (size_t layer = 0; layer < run.verifier->layers.size(); ++layer) {
+            float* entries = run.caches.cache + layer * run.caches.cache_layer;
+            const float *first = entries + from.slot * run.caches.cache_slot, *last = first + from.held * entry;
+            std::copy(first + most * entry, last, entries + to.slot * run.caches.cache_slot + most * entry);
         }
         to.tokens.assign(from.tokens.begin(), from.tokens.end());
         to.held = from.held;
         return best;
     }
 
+    const RunCall& run;
     const SearchCall& all;
     const double* divisors;
     int64_t begun;  // `length` before the first step
@@ -216,78 +215,41 @@ class BeamSearch {
     bool exhausted = false;
 };
 
-// Runs steps of the searches until a quarter are over (admission takes as many), the caches are full, or `steps` are done; at
-// least one.
+// The searches of a batch.
 class Searches {
   public:
-    explicit Searches(SearchCall& all) : all(all) {
-        const HypothesisRow* hypothesis = all.hypotheses;
-        const int64_t* tokens = all.tokens;
-        const double* finished = all.finished;
-        int64_t* slots = all.slots;
-        searches.reserve(all.searches);
-        for (const SearchRow* row = all.rows; row < all.rows + all.searches; slots += row++->size) {
-            searches.emplace_back(all, *row, hypothesis, tokens, finished, all.divisors + searches.size() * all.steps, slots);
-            width = std::max(width, searches.back().candidates);
+    explicit Searches(const RunCall& run) : run(run), call(run.search) {
+        const HypothesisRow* hypothesis = call.hypotheses;
+        const int64_t* tokens = call.tokens;
+        const double* finished = call.finished;
+        int64_t* slots = call.slots;
+        searches.reserve(call.searches);
+        for (const SearchRow* row = call.rows; row < call.rows + call.searches; slots += row++->size) {
+            searches.emplace_back(run, *row, hypothesis, tokens, finished, call.divisors + searches.size() * run.steps, slots);
+            candidates = std::max(candidates, searches.back().candidates);
             bans |= row->repeats > 0;
         }
-    }
-
-    void run(Engine& engine) {
-        const auto began = Clock::now();
-        int64_t* record = all.record;
-        float* scores = all.scores;
-        std::vector<BeamSearch*> open;
         for (BeamSearch& each : searches) open.push_back(&each);
-        const size_t enough = searches.size() - std::max<size_t>(1, searches.size() / 4);
-        for (all.taken = 0; all.taken < all.steps && (all.taken == 0 || (open.size() > enough && fits())); ++all.taken) {
-            step(engine, open);
-            for (const BeamSearch* each : open) each->write(record, scores);
-            std::erase_if(open, [](const BeamSearch* each) { return each->over; });
-        }
-        for (BeamSearch& each : searches) each.place();
-        all.seconds = std::chrono::duration<double>(Clock::now() - began).count();
+        enough = searches.size() - std::max<size_t>(1, searches.size() / 4);
     }
 
-  private:
-    bool fits() const {
-        return std::all_of(searches.begin(), searches.end(), [&](const auto& each) { return each.length < all.caches.positions; });
+    // The number of positions that the next step needs in the caches.
+    int64_t needed() const {
+        int64_t positions = 0;
+        for (const BeamSearch& each : searches) positions = std::max(positions, each.length + 1);
+        return positions;
     }
 
-    // A pass over the last token of every live hypothesis, their candidates, and each search's step.
-    void step(Engine& engine, const std::vector<BeamSearch*>& open) {
-        collect(open);
-        const int64_t batch = last.size();
-        tokens.resize(batch * width), scores.resize(batch * width);
-        add_causal_rows(engine.scratch.rows, batch, 1, reads.data(), last.data());
-        const Pass pass = pass_of(all.caches, false, all.logits, nullptr);
-        const int64_t vocabulary = all.verifier->projection->outputs;
-        const RankCall call{.unk = all.unk, .eos = all.eos, .banned_count = all.banned_count, .banned = all.banned,
-                            .rows = ranked.data(), .repeats = nullptr, .width = width, .tokens = tokens.data(),
-                            .scores = scores.data()};
-        const Ranking ranking{call, all.logits, batch, vocabulary, bans ? repeats.data() : nullptr};
-        engine.forbid(vocabulary, all.eos, all.banned_count, all.banned);
-        Forward forward(*all.verifier, pass, engine.team, engine.scratch);
-        engine.team.run([&](int member) {
-            forward.run(member);
-            engine.team.sync();
-            ranking.run(engine, member);
-            engine.team.sync();
-            for (size_t i = member; i < open.size(); i += engine.team.size)
-                open[i]->step(&tokens[firsts[i] * width], &scores[firsts[i] * width], width);
-        });
-    }
-
-    // The rows of the next pass.
-    void collect(const std::vector<BeamSearch*>& open) {
-        firsts.clear(), last.clear(), reads.clear(), ranked.clear(), repeats.clear();
+    // Appends what the verifier reads: the last token of every live hypothesis.
+    void read(std::vector<ReadRow>& reads, std::vector<int64_t>& last) {
+        firsts.clear(), ranked.clear(), repeats.clear();
         for (const BeamSearch* search : open) {
             const BeamSearch& each = *search;
             const SearchRow& options = each.row;
-            firsts.push_back(last.size());
+            firsts.push_back(ranked.size());
             for (size_t row = 0; row < each.rows(); ++row) {
                 const auto& tokens = each.tokens(row);
-                last.push_back(each.length ? tokens.back() : all.start);
+                last.push_back(each.length ? tokens.back() : call.start);
                 reads.push_back({.tokens = 1, .position = each.length, .first = 0, .slot = each.slot(row),
                                  .source_slot = options.source_slot, .source_length = options.source_length});
                 ranked.push_back({.few = each.candidates, .room = each.room(),
@@ -296,18 +258,48 @@ class Searches {
                 repeats.push_back({options.repeats, tokens.data(), tokens.data() + tokens.size()});
             }
         }
+        tokens.resize(ranked.size() * candidates), scores.resize(tokens.size());
     }
 
-    SearchCall& all;
+    // The ranking of the candidates after each.
+    RankCall rank_call() {
+        return {.unk = call.unk, .eos = run.eos, .banned_count = run.banned_count, .banned = run.banned, .rows = ranked.data(),
+                .repeats = nullptr, .width = candidates, .tokens = tokens.data(), .scores = scores.data()};
+    }
+    const Repeats* repeating() const { return bans ? repeats.data() : nullptr; }
+
+    // Takes every search's step. Members take searches in turn.
+    void step(int member, int size) {
+        for (size_t i = member; i < open.size(); i += size)
+            open[i]->step(&tokens[firsts[i] * candidates], &scores[firsts[i] * candidates], candidates);
+    }
+
+    // Records the step. Returns whether a quarter of the searches are over: admission takes as many.
+    bool commit() {
+        for (const BeamSearch* each : open) each->write(record, scored);
+        std::erase_if(open, [](const BeamSearch* each) { return each->over; });
+        return !searches.empty() && open.size() <= enough;
+    }
+
+    // Writes each search's slots.
+    void place() {
+        for (BeamSearch& each : searches) each.place();
+    }
+
+  private:
+    const RunCall& run;
+    const SearchCall& call;
     std::vector<BeamSearch> searches;
-    int64_t width = 0;  // C
-    bool bans = false;  // whether a search bans repeated n-grams
-    std::vector<int64_t> firsts;  // each search's first row
-    std::vector<int64_t> last;    // (B), as the following
-    std::vector<ReadRow> reads;
-    std::vector<RankRow> ranked;
+    std::vector<BeamSearch*> open;  // that are not over
+    size_t enough;                  // of them end a call
+    int64_t candidates = 0;         // C
+    bool bans = false;              // whether a search bans repeated n-grams
+    int64_t* record = call.record;  // what comes next
+    float* scored = call.scores;
+    std::vector<int64_t> firsts;  // each open search's first row
+    std::vector<RankRow> ranked;  // (S) of live hypotheses, as the following
     std::vector<Repeats> repeats;
-    std::vector<int64_t> tokens;  // (B, C) candidates ..
+    std::vector<int64_t> tokens;  // (S, C) candidates ..
     std::vector<float> scores;    // .. and their log-probabilities
 };
 

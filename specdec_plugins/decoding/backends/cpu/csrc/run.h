@@ -1,0 +1,95 @@
+// Iterations of a batch without returning to Python: draft, verify, commit, and the steps of beam searches, in one pass each. Ends
+// when a row or a quarter of the searches have finished.
+//
+// B rows that do not search, S rows of searches, K maximum draft length, V vocabulary.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "batch.h"
+#include "calls.h"
+#include "chains.h"
+#include "drafts.h"
+#include "forward.h"
+#include "rank.h"
+#include "search.h"
+#include "team.h"
+
+namespace {
+
+class Machine {
+  public:
+    explicit Machine(RunCall& call) : call(call), chains(call), drafting(call, chains), searches(call) {}
+
+    // Runs iterations until rows finish, the caches are full, or `steps` are done; at least one.
+    void run(Engine& engine) {
+        call.drafting_seconds = call.verifying_seconds = 0;
+        bool finished = false;
+        for (call.taken = 0; call.taken < call.steps && !finished && (call.taken == 0 || fits()); ++call.taken) {
+            const auto began = Clock::now();
+            drafting.run(engine);
+            const auto drafted = Clock::now();
+            verify(engine);
+            finished = chains.commit(call.taken, width);
+            finished |= searches.commit();
+            call.drafting_seconds += seconds(began, drafted);
+            call.verifying_seconds += seconds(drafted, Clock::now());
+            if (call.taken == 0) call.first_seconds = call.drafting_seconds + call.verifying_seconds;
+        }
+        searches.place();
+    }
+
+  private:
+    static double seconds(Clock::time_point from, Clock::time_point to) { return std::chrono::duration<double>(to - from).count(); }
+
+    // Whether the caches have room for the next iteration.
+    bool fits() const {
+        const int64_t needed = chains.needed();
+        return std::max(needed, searches.needed()) <= call.caches.positions && drafting.fits(needed);
+    }
+
+    // One pass: judges drafts and takes the searches' steps. Keeps the hidden states that the next draft starts from.
+    void verify(Engine& engine) {
+        reads.clear(), tokens.clear();
+        width = std::max<int64_t>(1, chains.read(engine, reads, tokens));
+        searches.read(reads, tokens);
+        const int64_t batch = chains.batch, vocabulary = call.verifier->projection->outputs;
+        add_causal_rows(engine.scratch.rows, reads.size(), width, reads.data(), tokens.data());
+        Pass pass = pass_of(call.caches, false, call.logits, nullptr);
+        pass.features = call.features;
+        pass.masses = {call.attention, call.attention_size, call.layer, uint64_t(call.heads)};
+        Forward forward(*call.verifier, pass, engine.team, engine.scratch);
+        const JudgeCall judge = chains.judge_call(width);
+        const Judging judging{judge, call.logits, batch, width, engine.drafts.data(), chains.drawing(), drafting.origins,
+                              chains.repeating()};
+        judging.reserve(engine, vocabulary);
+        const RankCall rank = searches.rank_call();
+        const Ranking ranking{rank, call.logits + batch * width * vocabulary, int64_t(reads.size()) - batch, width * vocabulary,
+                              searches.repeating()};
+        engine.team.run([&](int member) {
+            forward.run(member);
+            engine.team.sync();
+            if (batch) judging.run(engine, member);
+            if (!ranking.batch) return;
+            ranking.run(engine, member);
+            engine.team.sync();
+            searches.step(member, engine.team.size);
+        });
+        if (call.draft.recipe != FROM_VECTORS) return;
+        const int64_t size = call.verifier->width;
+        for (int64_t b = 0; b < batch; ++b)
+            std::copy_n(call.features + (b * width + chains.verdicts[b].accepted) * size, size, call.draft.states + b * size);
+    }
+
+    RunCall& call;
+    Chains chains;
+    Drafting drafting;
+    Searches searches;
+    int64_t width = 0;  // results of a row
+    std::vector<ReadRow> reads;
+    std::vector<int64_t> tokens;
+};
+
+}  // namespace

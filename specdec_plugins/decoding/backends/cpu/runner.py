@@ -1,0 +1,203 @@
+"""Iterations in one call of the kernels (csrc/run.h), with the results of `Runner`.
+
+Where the drafter has a recipe, a call runs many iterations; otherwise its `propose` is asked once per call. Trees and drafts for
+searches take the way of `Runner`.
+
+B rows without a search, S rows of searches, K drafted tokens.
+"""
+
+import time
+from array import array
+from ctypes import byref
+from typing import Any
+
+from torch import Tensor
+
+from specdec_plugins.decoding.backends import Reordered
+from specdec_plugins.decoding.backends.cpu.binding import integers, start
+from specdec_plugins.decoding.backends.cpu.drafts import FROM_VECTORS, drafting_by
+from specdec_plugins.decoding.backends.cpu.passes import CpuPass, NativeRepeats, NativeSampling, results_of
+from specdec_plugins.decoding.backends.cpu.searches import Searches
+from specdec_plugins.decoding.backends.cpu.state import SlottedState
+from specdec_plugins.decoding.constraints import Constraints
+from specdec_plugins.decoding.options import Tolerance
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import Acceptance, Drafter, Verifier
+from specdec_plugins.decoding.runner import Record, Runner
+from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.decoding.values import LOGITS, Distribution, Draft, Iterations, Plan, Step, Verdict, Want
+
+
+class CpuRunner(Runner):
+    """For one session."""
+
+    verifying: SlottedState
+
+    def __init__(self, drafter: Drafter, verifier: Verifier, acceptance: Acceptance, rows: int, constraints: Constraints):
+        super().__init__(drafter, verifier, acceptance, rows, constraints)
+        self.model: Any = verifier.model  # type: ignore[attr-defined]
+        symbols, self._banned = constraints.symbols, integers(constraints.banned)
+        self._call = self.model.engine.library.structs["RunCall"](
+            verifier=self.model.stack.pointer, eos=symbols.eos, banned_count=len(self._banned), banned=start(self._banned)
+        )
+        self._searches = Searches(self._call.search, constraints)
+        self._record, self._drafts, self._scores = array("q"), array("q"), array("f")
+        recipe = drafter.recipe()
+        native = recipe is not None and getattr(recipe.model, "engine", None) is self.model.engine
+        self._drafting = drafting_by(recipe, self._call.draft, symbols) if recipe and native else None
+
+    def iterate(self, prefix: Prefix, plan: Plan, times: int, stats: DecodeStats) -> Record | None:
+        tolerance, drafts, began = self.acceptance.tolerance, any(plan.lengths), time.perf_counter()
+        alone = [row for row, request in enumerate(prefix.requests) if request.beam is None]
+        ahead = drafts and any(request.beam and length for request, length in zip(prefix.requests, plan.lengths))
+        if tolerance is None or ahead or (drafts and plan.tree is not None):
+            return super().iterate(prefix, plan, times, stats)
+        asked = drafts and self._drafting is None and max(prefix.room) > 0
+        draft = self.draft(prefix, plan) if asked else Draft([[] for _ in prefix.requests])
+        if draft is None:
+            return None
+        if asked:
+            stats.lap("drafting", prefix.device)
+        observes = self._drafting is None and (asked or self.drafter.traits.follows)
+        batch = Batch(self, prefix, plan, alone, draft, tolerance, self.drafter.traits.wants if observes else LOGITS)
+        encoding = batch.run(1 if observes else times)
+        done, call = batch.iterations(), self._call
+        order, over, searched = self._searches.place(alone, self.verifying, prefix, call.taken)
+        if order is not None and self.drafting is not None:
+            self.drafting.select(order)
+        if observes:
+            self._observe(batch, draft, done, order)
+            stats.lap("verifying", prefix.device)
+            seconds = first = time.perf_counter() - began
+        else:
+            drafting, verifying = encoding + call.drafting_seconds, call.verifying_seconds
+            stats.book(drafting=drafting, verifying=verifying)
+            seconds, first = drafting + verifying, encoding + call.first_seconds
+        steps = done.steps
+        if order is not None:
+            rows = len(alone)
+            steps = [step for at, some in enumerate(searched) for step in (*steps[at * rows : (at + 1) * rows], *some)]
+        return Record(prefix.commit(done, len(alone)) + over, steps, call.taken, seconds, first)
+
+    def _observe(self, batch: "Batch", draft: Draft, done: Iterations, order: list[int] | None) -> None:
+        """Show the drafter an iteration; with searches, their rows in the new ``order``."""
+        eos = batch.prefix.symbols.eos
+        own = [eos if step.own is None else step.own for step in done.steps]
+        verdict = Verdict([step.accepted for step in done.steps], own, done.scores, done.cut)
+        seen: Any = CpuPass.of(self.model, **batch.results)
+        if order is not None:
+            read = [*batch.alone, *(row for group in self._searches.groups for row in group.rows)]
+            places = {row: place for place, row in enumerate(read)}
+            seen, draft = Reordered(seen, [places[row] for row in order]), Draft([draft.tokens[row] for row in order])
+            added = len(order) - len(batch.alone)
+            last = [batch.prefix.outputs[row][-1] for row in range(len(batch.alone), len(order))]
+            verdict = Verdict(
+                verdict.accepted + [0] * added, own + last, done.scores + [[0.0]] * added, done.cut + [False] * added
+            )
+        self.drafter.observe(self.drafting, seen, draft, verdict)
+
+
+class Batch:
+    """A call of the kernels for the rows of a prefix: what it reads, and what it writes."""
+
+    def __init__(
+        self,
+        runner: CpuRunner,
+        prefix: Prefix,
+        plan: Plan,
+        alone: list[int],
+        draft: Draft,
+        tolerance: Tolerance,
+        want: Want,
+    ):
+        """Of the rows ``alone``; the others search."""
+        self.runner, self.prefix, self.plan, self.alone, self.want = runner, prefix, plan, alone, want
+        self.call, self.drafting, self.state = runner._call, runner._drafting, runner.verifying
+        self.rows = prefix if len(alone) == len(prefix) else prefix.some(alone)
+        self.positions = list(map(len, self.rows.outputs))
+        self.lengths = [(plan.lengths[row] if self.drafting else len(draft.tokens[row])) for row in alone]
+        self.longest = max(self.lengths, default=0)
+        self.given, self.distribution, self.tolerance = [draft.tokens[row] for row in alone], draft.distribution, tolerance
+        self.results: dict[str, Tensor] = {}
+
+    def run(self, times: int) -> float:
+        """Up to so many iterations. Returns the seconds that encoding the drafter's sources took."""
+        call, state, model, prefix = self.call, self.state, self.runner.model, self.prefix
+        batch, needed = len(self.alone), prefix.longest + self.longest + 1
+        state.encode()
+        call.batch, call.longest, call.steps = batch, self.longest, min(times, model.spec.decoder.max_positions)
+        searching = self.runner._searches.begin(state, prefix, call.steps)
+        state.cache.reserve(state.targets.bound, needed)
+        call.caches = state.caches()
+        unread, drafter_state, encoding = [[token] for token in self.rows.last], state, 0.0
+        if self.drafting is not None:
+            unread = self.drafting.begin(self.runner.drafting, self.alone, self.rows, self.longest)
+            if self.longest:
+                began = time.perf_counter()
+                drafter_state = self.drafting.prepare(self.runner.drafting, batch, self.longest, needed)
+                encoding = time.perf_counter() - began
+        want = Want(features=True) if call.draft.recipe == FROM_VECTORS else self.want
+        self.results, fields = results_of(model, state, want, batch + searching, self.longest + 1)
+        for name, value in fields.items():
+            setattr(call, name, value)
+        memory = self._described(unread, drafter_state)
+        self._reserve(call.steps * batch)
+        model.engine.library.specdec_run(model.engine.pointer, byref(call))
+        del memory
+        if self.drafting is not None:
+            self.drafting.end(self.runner.drafting, self.alone)
+        return encoding
+
+    def _described(self, unread: list[list[int]], drafter_state: SlottedState) -> tuple[Any, ...]:
+        """Describe the rows. Returns what must be kept until the call has returned."""
+        call, state, rows, alone = self.call, self.state, self.rows, self.alone
+        bounds, requests, sources = rows.bounds(), rows.requests, drafter_state.sources
+        tolerances = [request.tolerance or self.tolerance for request in requests]
+        given = self.runner.model.engine.library.rows(
+            "DecodeRow",
+            position=self.positions,
+            draft_length=self.lengths,
+            slot=[state.slots[row] for row in alone],
+            source_slot=[state.sources.slots[row] for row in alone],
+            drafter_slot=[drafter_state.slots[row] for row in alone],
+            drafter_source_slot=[sources.slots[row] for row in alone],
+            source_length=[state.sources.lengths[row] for row in alone],
+            beta=[tolerance.beta for tolerance in tolerances],
+            room=bounds.room,
+            minimum=bounds.minimum,
+            unread=map(len, unread),
+            tau=[tolerance.tau for tolerance in tolerances],
+            least=self.plan.least_of(requests),
+        )
+        drawn, draws = self.distribution, rows.draws()
+        if drawn is not None and rows is not self.prefix:
+            drawn = Distribution(*(each[alone] for each in drawn))
+        sampling = None if draws is None else NativeSampling(draws, drawn)
+        tokens, repeats = integers(*unread, *self.given), NativeRepeats.of(bounds.repeats)
+        call.rows, call.tokens = start(given), start(tokens)
+        call.sampling, call.repeats = sampling and sampling.pointer, repeats and repeats.pointer
+        return given, tokens, sampling, repeats
+
+    def _reserve(self, steps: int) -> None:
+        """Room for the record of so many steps of a row."""
+        runner, call, longest = self.runner, self.call, self.longest
+        sizes = 4 * steps, steps * longest, steps * (longest + 1)
+        if any(len(each) < size for each, size in zip((runner._record, runner._drafts, runner._scores), sizes)):
+            runner._record, runner._drafts = (array("q", bytes(16 * size)) for size in sizes[:2])
+            runner._scores = array("f", bytes(8 * sizes[2]))
+            call.record, call.drafts, call.scores = map(start, (runner._record, runner._drafts, runner._scores))
+
+    def iterations(self) -> Iterations:
+        """What the call has recorded. Sets the positions that the rows hold."""
+        runner, call, longest, rows = self.runner, self.call, self.longest, len(self.alone)
+        steps = call.taken * rows
+        record = runner._record[: 4 * steps].tolist()
+        drafts, scores = runner._drafts[: steps * longest].tolist(), runner._scores[: steps * (longest + 1)].tolist()
+        sizes, accepted, owns, cut = (record[field::4] for field in range(4))
+        tokens = [drafts[step * longest : step * longest + size] for step, size in enumerate(sizes)]
+        firsts = range(0, len(scores), longest + 1)
+        parts = [scores[at : at + size + (own >= 0)] for at, size, own in zip(firsts, accepted, owns)]
+        for number, (row, position) in enumerate(zip(self.alone, self.positions)):
+            self.state.held[row] = position + call.taken + sum(accepted[number::rows])
+        own = [None if each < 0 else each for each in owns]
+        return Iterations(list(map(Step, tokens, accepted, own)), parts, list(map(bool, cut)))

@@ -1,0 +1,36 @@
+"""How the drafts of our networks come about, as data: what the CPU kernels need to draft as a drafter's `propose` does.
+
+D width, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from specdec_plugins.decoding.backends import LoadedModel
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """A pass over each row's last token for each drafted one, on the verifier's cache. The drafter's state has that as ``cache``."""
+
+    model: LoadedModel
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A causal pass over each row's unread tokens and masks. The drafter's state is a `CachedRows` of the numbers of read tokens."""
+
+    model: LoadedModel
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """A pass over the vectors that ``heads`` (`LoadedModel.heads`) make of each row's hidden state and last token, for at most
+    ``length`` tokens. The drafter's state has a ``cache``, and hidden states (B, D): `current` and `replace`."""
+
+    model: LoadedModel
+    heads: Any
+    length: int
+
+
+Recipe = InTurn | Masked | Vectors
