@@ -151,7 +151,7 @@ class Engines:
             session.submit(self.engine.request(index, source))
         while not session.idle:
             session.step(16)
-        state = session.verifying
+        state = session.runner.verifying
         return state.cache.data.nbytes + state.sources.cache.data.nbytes
 
 

@@ -42,7 +42,6 @@ from specdec_plugins.decoding.control.fixed import FixedLength  # noqa: E402
 from specdec_plugins.decoding.control.throughput import Throughput  # noqa: E402
 from specdec_plugins.decoding.drafters.window import WindowDrafter  # noqa: E402
 from specdec_plugins.decoding.loop import TOGETHER, Session  # noqa: E402
-from specdec_plugins.decoding.native import native_loop  # noqa: E402
 from specdec_plugins.decoding.options import CHOICES, USUAL_BUDGET, Budget  # noqa: E402
 from specdec_plugins.decoding.prefix import Prefix  # noqa: E402
 from specdec_plugins.decoding.roles import (  # noqa: E402
@@ -132,12 +131,11 @@ class Cell:
         session = Session(
             drafter, self.verifier, rule, controller, BoundedAdmission(1), 1, Constraints.of(self.spec), stats, options.device
         )  # fmt: skip
-        # Plain passes are native, as under a rule that is not drawn.
-        session.native = native_loop(drafter, self.verifier, TopBetaTau(), Constraints.of(self.spec))
-        session.verifying, session.drafting = self.state, drafter.start(len(self.documents), self.state)
-        drafter.admit(session.drafting, self.source)
-        if session.drafting is not None:
-            session.drafting.cache.encode()
+        runner = session.runner
+        runner.verifying, runner.drafting = self.state, drafter.start(len(self.documents), self.state)
+        drafter.admit(runner.drafting, self.source)
+        if runner.drafting is not None:
+            runner.drafting.cache.encode()
         session.prefix.admit(self.requests)
         began, outputs = time.perf_counter(), session.prefix.outputs
         while (missing := options.tokens - min(map(len, outputs))) > 0:

@@ -107,6 +107,8 @@ def make_tilt(seed, eos_bias, positions=64):
 class Tilted:
     """A loaded model with something added to its logits, position by position: a random model says one word all the time."""
 
+    runner = None
+
     def __init__(self, model, tilt):
         self.model = model
         names = getattr(model, "vocabulary", None)
@@ -331,6 +333,10 @@ def commit(prefix, tokens):
 
 def stepwise(verifier):
     """The same verifier, whose sessions iterate in Python."""
+
+    class Stepwise(type(verifier)):
+        runner = None
+
     other = copy(verifier)
-    other.runner = None
+    other.__class__ = Stepwise
     return other

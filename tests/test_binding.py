@@ -289,14 +289,14 @@ def test_ragged_blocks_are_those_of_rows_alone(dtype, variant):  # noqa: F811
 
 
 @pytest.mark.parametrize("gate", [False, True])
-def test_propose_is_read_and_choose(gate, variant):  # noqa: F811
-    """One call gives what two give, and each row, with as many tokens as it has positions, what it gets alone."""
+def test_each_row_is_chosen_for_as_alone(gate, variant):  # noqa: F811
+    """A row with as many drafted tokens as it has positions gets what it gets alone."""
     rng, encoded = random.Random(3), torch.randn(3, 6, WIDTH, generator=torch.Generator().manual_seed(4))
     tokens, firsts, drafted = texts(rng, (6, 3, 9, 1)), [2, 3, 0, 0], [4, 0, 7, 1]
     sources = [0, 1, 2, 2], [6, 2, 5, 5]
     empty, candidates = [True, False, True, False], 5
 
-    def run(rows, threads, fused):
+    def run(rows, threads):
         decoder = Decoder("float32", threads, gate=gate)
         decoder.remember(encoded, [6, 2, 5], [0, 1, 2])
         mine = [[values[row] for row in rows] for values in (tokens, firsts, *sources, drafted, empty)]
@@ -310,20 +310,15 @@ def test_propose_is_read_and_choose(gate, variant):  # noqa: F811
         choose = library.structs["ChooseCall"](
             pad=PAD, eos=EOS, rows=start(choices), tokens=before, outs=after, candidates=candidates, chosen=start(to)
         )
-        if fused:
-            library.specdec_propose(engine.pointer, byref(call), byref(choose))
-        else:
-            library.specdec_read(engine.pointer, byref(call))
-            library.specdec_choose(
-                engine.pointer, logits.data_ptr(), len(rows), width, VOCABULARY, gates.data_ptr() if gate else None, GATE,
-                byref(choose),
-            )  # fmt: skip
+        library.specdec_read(engine.pointer, byref(call))
+        table = gates.data_ptr() if gate else None
+        library.specdec_choose(engine.pointer, logits.data_ptr(), len(rows), width, VOCABULARY, table, GATE, byref(choose))
         return [to[row * width : (row + 1) * width].tolist() for row in range(len(rows))], logits
 
-    expected = [run([row], 1, False)[0][0][:count] for row, count in enumerate(drafted)]
+    expected = [run([row], 1)[0][0][:count] for row, count in enumerate(drafted)]
     assert len({*expected[0], *expected[2]}) > 2
-    for threads, fused in ((1, True), (2, False), (2, True), (3, True)):
-        found, logits = run(range(4), threads, fused)
+    for threads in (1, 2, 3):
+        found, logits = run(range(4), threads)
         for row, count in enumerate(drafted):
             assert found[row] == expected[row] + [-1] * (len(found[row]) - count)
             assert (logits[row, :count, PAD] == -math.inf).all()

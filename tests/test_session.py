@@ -427,7 +427,6 @@ def test_a_plan_is_repeated_up_to_the_end_of_a_row_before_the_controller_is_aske
     _, verifier, _, sources, limits, expected = world
     controller = Asked()
     session = Session(Knowing(expected, 0.3), verifier, TopBetaTau(), controller, BoundedAdmission(3), 3)
-    assert session.native is None
     for index in range(12):
         session.submit(Request(index, sources[index], limits[index]))
     found = finished(session.step(3))

@@ -11,14 +11,15 @@ import torch
 from conftest import make_batch, make_dictionary, make_verifier
 from fairseq.distributed import ModuleProxyWrapper
 from naive import altered
-from support import EOS, SHAPES, SYMBOLS, WORDS, Lengths, Mixed, Noted, check_balance, check_sums, commit, sentences
+from support import EOS, SHAPES, SYMBOLS, WORDS, Lengths, Mixed, Noted, check_balance, check_sums, commit, sentences, stepwise
 from test_native_loop import both, controllers, requests_of
 from test_native_loop import run as native_run
 
 from specdec_plugins.criterions.drafter_loss import DrafterLoss
-from specdec_plugins.decoding import assembly, compiled, drafters, native
+from specdec_plugins.decoding import assembly, compiled, drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
+from specdec_plugins.decoding.backends.cpu import drafts
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.drafters import draft_in_turn
@@ -181,8 +182,8 @@ def test_drafts_in_the_native_loop(name, dtype):
 def test_threads_share_passes_of_large_drafters(monkeypatch):
     """Drafts of fewer sentences than threads are those of one thread."""
     found = []
-    for threads, least in ((1, native.WORTH_SHARING), (3, native.WORTH_SHARING), (3, 1)):
-        monkeypatch.setattr(native, "WORTH_SHARING", least)
+    for threads, least in ((1, drafts.WORTH_SHARING), (3, drafts.WORTH_SHARING), (3, 1)):
+        monkeypatch.setattr(drafts, "WORTH_SHARING", least)
         roles = make_pair("glide", "int8", threads=threads)
         for rows in (1, 2, 4):
             found.append(native_run(roles, requests_of(12, seed=rows), next(controllers(6, rows, least=0.05)), rows, True)[:2])
@@ -197,9 +198,9 @@ def test_heads_with_layers_keep_no_cache_of_the_output():
     requests = [Request(0, [5, 6, EOS], 150, min_length=150)]
     session = Session(drafter, verifier, TopBetaTau(), FixedLength(4), BoundedAdmission(1), 1)
     expected = [output.tokens for output in session.run(requests)]
-    assert session.native is not None and len(expected[0]) == 150
-    assert session.drafting.cache.cache.capacity < 64 < 150 < session.verifying.cache.capacity
-    session.native = None
+    drafting, verifying = session.runner.drafting, session.runner.verifying
+    assert len(expected[0]) == 150 and drafting.cache.cache.capacity < 64 < 150 < verifying.cache.capacity
+    session = Session(drafter, stepwise(verifier), TopBetaTau(), FixedLength(4), BoundedAdmission(1), 1)
     assert [output.tokens for output in session.run(requests)] == expected
 
 

@@ -34,9 +34,7 @@ from test_kernels import KERNEL_SHAPES, ROLES, on_kernels, variant, wide_drafter
 from specdec_plugins import Translator
 from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
-from specdec_plugins.decoding.backends.candidates import branch, candidates_of
 from specdec_plugins.decoding.backends.cpu import binding
-from specdec_plugins.decoding.backends.cpu.passes import CpuPass
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.control.fixed import ALWAYS
@@ -46,10 +44,9 @@ from specdec_plugins.decoding.drafters.lookahead import Lookahead
 from specdec_plugins.decoding.drafters.ngram import NGram
 from specdec_plugins.decoding.drafters.recycling import Recycling
 from specdec_plugins.decoding.loop import speculative_decode
-from specdec_plugins.decoding.options import Beam, Sampling, Tree
+from specdec_plugins.decoding.options import Sampling, Tree
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import NoDrafter
-from specdec_plugins.decoding.search import beam
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.trees import TreeDraft, depths, grow, path_to
 from specdec_plugins.decoding.values import Plan, Request, Source
@@ -277,37 +274,6 @@ def test_block_drafters_draft_the_likeliest_paths(kind):
             every = counted_out(plugin, source, target, length, tilt)
             best = sorted(every, key=lambda path: -every[path])[:nodes]
             assert sorted(paths_of(draft.tokens[row], draft.parents[row])) == sorted(best)
-
-
-@KERNELS
-@pytest.mark.parametrize("some", [None, [*range(4), *range(9, 24)]], ids=["all tokens", "some tokens"])
-@pytest.mark.parametrize("width", [0, 32], ids=["plain", "successor"])
-def test_the_kernels_grow_the_same_trees(width, some):
-    """As in Python, of rows alone and of searches, with ragged lengths and rows that draft nothing."""
-    changes = {"successor_width": width} if width else {}
-    plugin = wide_drafter(arch="block_causal", **changes)
-    if some:
-        plugin[0].decoder.register_buffer("draft_vocabulary", torch.tensor(some))
-    model, rng = on_kernels(wide_verifier(), plugin)[1], random.Random(3)
-    generator = torch.Generator().manual_seed(3)
-    for _ in range(20):
-        prefix = Prefix()
-        prefix.admit([Request(n, [5, EOS], 9, beam=Beam(1 + n) if n % 2 else None) for n in range(5)])
-        for row, request in enumerate(prefix.requests):
-            if request.beam is not None:
-                prefix.beams[row] = beam.Beams((beam.ROOT.then(7, -rng.random()),))
-        order = [0, 1, 2, 3, 3, 3, 4]  # three live hypotheses
-        prefix.select(order)
-        prefix.numbers[3:6] = [2, 0, 1]
-        prefix.beams[3:6] = [beam.Beams(tuple(beam.ROOT.then(token, -rng.random()) for token in (7, 8, 9)))] * 3
-        prefix.outputs = [[7] * rng.randrange(2) for _ in order]
-        plan = Plan([rng.randrange(5) for _ in order], tree=Tree(rng.choice([1, 5, 40])))
-        logits = 3 * torch.randn(len(order), 4, len(some or range(WORDS + 4)), generator=generator)
-        gates = torch.randn(len(order), 4, width, generator=generator) if width else None
-        done = CpuPass.of(model, logits.clone(), gates=gates)
-        expected = branch(candidates_of(logits, gates, model.successor, model.vocabulary, prefix), prefix, plan)
-        grown = done.branch(prefix, plan)
-        assert (grown.tokens, grown.parents) == (expected.tokens, expected.parents) and any(grown.tokens)
 
 
 def counted_out(plugin, source, target, length, tilt):

@@ -11,14 +11,14 @@ from specdec_plugins.decoding.backends import LoadedModel
 
 @dataclass(frozen=True)
 class InTurn:
-    """A pass over each row's last token for each drafted one, on the verifier's cache. The drafter's state has that as ``cache``."""
+    """A pass over each row's last token per drafted one, on the verifier's cache, which the drafter's state has as ``cache``."""
 
     model: LoadedModel
 
 
 @dataclass(frozen=True)
 class Masked:
-    """A causal pass over each row's unread tokens and masks. The drafter's state is a `CachedRows` of the numbers of read tokens."""
+    """A causal pass over each row's unread tokens and masks. The drafter's state is a `CachedRows` of how many each has read."""
 
     model: LoadedModel
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from specdec_plugins.decoding.backends import Pass
-from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.recipes import Recipe
 from specdec_plugins.decoding.values import LOGITS, Draft, ModelLimits, Outcome, Plan, Request, Source, Verdict, Want
@@ -55,7 +54,7 @@ class Drafter(Role, Protocol):
     traits: Traits = Traits()
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """A drafter that proposes in a way of its own does not inherit a recipe."""
+        """A drafter that proposes in a way of its own inherits no recipe."""
         super().__init_subclass__(**options)
         if "propose" in vars(cls) and "recipe" not in vars(cls):
             cls.recipe = Drafter.recipe  # type: ignore[method-assign]
@@ -87,7 +86,17 @@ class Verifier(Role, Protocol):
     """Scores drafts."""
 
     limits: ModelLimits | None = None  # what requests are checked against; None: anything goes
-    runner: Callable[..., Any] | None = None  # makes its backend's `Runner`; None: the one of all backends
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A verifier that scores or commits in a way of its own inherits no runner."""
+        super().__init_subclass__(**options)
+        if vars(cls).keys() & {"score", "commit"} and "runner" not in vars(cls):
+            cls.runner = Verifier.runner  # type: ignore[assignment]
+
+    @property
+    def runner(self) -> Callable[..., Any] | None:
+        """Makes its backend's `Runner`; None: the one of all backends."""
+        return None
 
     @property
     def recordings(self) -> int:
@@ -112,7 +121,7 @@ class Verifier(Role, Protocol):
 
 
 class Acceptance(Protocol):
-    tolerance: Tolerance | None = None  # that of requests without one, if backends may judge; None: they call the rule
+    """A function. One with a ``tolerance`` for requests without their own is `TopBetaTau`, and backends apply it themselves."""
 
     def __call__(self, scores: Any, draft: Draft, prefix: Prefix) -> Verdict:
         """Which drafted tokens are accepted, and what follows them."""

@@ -1,6 +1,7 @@
 """The autoregressive model that decides: scores a whole draft in one cached pass."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
 from specdec_plugins.decoding.backends.reading import Reading
@@ -16,7 +17,7 @@ class ModelVerifier(Verifier):
     limits: ModelLimits
 
     def __init__(self, model: LoadedModel):
-        self.model, self.runner = model, model.runner
+        self.model = model
         self.limits = ModelLimits(
             model.source_vocabulary, model.target_vocabulary, model.spec.encoder.max_positions,
             model.spec.decoder.max_positions,
@@ -25,6 +26,10 @@ class ModelVerifier(Verifier):
     @property
     def recordings(self) -> int:
         return self.model.recordings
+
+    @property
+    def runner(self) -> Callable[..., Any] | None:
+        return self.model.runner
 
     def start(self, rows: int) -> RowState:
         return self.model.start(rows)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 from torch import device as Device
 
+from specdec_plugins.decoding.backends.candidates import Candidates
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Beam, Tolerance
@@ -75,8 +76,8 @@ class Pass(Protocol):
         """
         ...
 
-    def branch(self, prefix: Prefix, plan: Plan) -> Draft:
-        """The trees of a plan, whose node at depth k is among the likeliest candidates of position k, as in `choose`."""
+    def candidates(self, prefix: Prefix) -> Candidates:
+        """The likeliest tokens at each position, as in `choose`, with their scores: what trees grow from."""
         ...
 
     def scores(self, tokens: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -123,8 +124,12 @@ class LoadedModel(Protocol):
 
     spec: ModelSpec
     device: Device
-    runner: Callable[..., Any] | None  # see `Verifier.runner`
     target_vocabulary: int  # its size
+
+    @property
+    def runner(self) -> Callable[..., Any] | None:
+        """See `Verifier.runner`."""
+        ...
 
     @property
     def recordings(self) -> int:

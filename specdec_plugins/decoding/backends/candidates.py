@@ -96,7 +96,7 @@ Place = tuple[int, int]  # a node's depth and index among the candidates there
 
 
 def branch(found: Candidates, prefix: Prefix, plan: Plan) -> TreeDraft:
-    """The trees of a plan. ``csrc/branch.h`` grows the same ones."""
+    """The trees of a plan."""
     eos = prefix.symbols.eos
 
     def children(

@@ -4,6 +4,7 @@ Its decoder attends in both directions, so the target side cannot be cached: eve
 """
 
 from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
+from specdec_plugins.decoding.backends.candidates import branch
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source
@@ -32,7 +33,7 @@ class BlockDrafter(Drafter):
 
 def drafted(done: Pass, prefix: Prefix, plan: Plan) -> Draft:
     """The chain or tree of a plan, from a pass over the positions to draft."""
-    return done.choose(prefix, plan) if plan.tree is None else done.branch(prefix, plan)
+    return done.choose(prefix, plan) if plan.tree is None else branch(done.candidates(prefix), prefix, plan)
 
 
 def within_positions(draft: Draft, prefix: Prefix, model: LoadedModel) -> Draft:

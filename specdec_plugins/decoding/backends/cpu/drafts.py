@@ -48,8 +48,8 @@ class Drafting:
         return cache
 
     def begin(self, state: Any, rows: list[int], prefix: Prefix, longest: int) -> list[list[int]]:
-        """Describe the state of ``rows``, whose tokens are in ``prefix``. Returns those that the drafter has yet to read, at least
-        each row's last one."""
+        """Describe the state of ``rows``, whose tokens are in ``prefix``. Returns the tokens that the drafter has yet to read, at
+        least each row's last one."""
         return [[token] for token in prefix.last]
 
     def end(self, state: Any, rows: list[int]) -> None:

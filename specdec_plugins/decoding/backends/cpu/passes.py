@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.candidates import CANDIDATES, branch, candidates_of, numbered
+from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, candidates_of, numbered
 from specdec_plugins.decoding.backends.cpu.binding import Buffer, address, floats, integers, start
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.backends.reading import NOT_WANTED, Reading
@@ -82,11 +82,9 @@ class CpuPass:
         gates = self.results.get("gates")
         return address(gates), 0 if gates is None else gates.size(2)
 
-    def branch(self, prefix: Prefix, plan: Plan) -> Draft:
+    def candidates(self, prefix: Prefix) -> Candidates:
         model = self.model
-        return branch(
-            candidates_of(self.logits(), self.results.get("gates"), model.successor, model.vocabulary, prefix), prefix, plan
-        )
+        return candidates_of(self.logits(), self.results.get("gates"), model.successor, model.vocabulary, prefix)
 
     def scores(self, tokens: Sequence[Sequence[int]]) -> list[list[float]]:
         logits, engine, scores = self.logits(), self.model.engine, array("f", bytes(4 * self.rows * self.width))

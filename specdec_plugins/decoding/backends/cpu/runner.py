@@ -41,13 +41,13 @@ class CpuRunner(Runner):
             verifier=self.model.stack.pointer, eos=symbols.eos, banned_count=len(self._banned), banned=start(self._banned)
         )
         self._searches = Searches(self._call.search, constraints)
-        self._record, self._drafts, self._scores = array("q"), array("q"), array("f")
         recipe = drafter.recipe()
-        native = recipe is not None and getattr(recipe.model, "engine", None) is self.model.engine
+        model: Any = recipe and recipe.model
+        native = model is not None and model.runner is verifier.runner and model.engine is self.model.engine
         self._drafting = drafting_by(recipe, self._call.draft, symbols) if recipe and native else None
 
     def iterate(self, prefix: Prefix, plan: Plan, times: int, stats: DecodeStats) -> Record | None:
-        tolerance, drafts, began = self.acceptance.tolerance, any(plan.lengths), time.perf_counter()
+        tolerance, drafts, began = getattr(self.acceptance, "tolerance", None), any(plan.lengths), time.perf_counter()
         alone = [row for row, request in enumerate(prefix.requests) if request.beam is None]
         ahead = drafts and any(request.beam and length for request, length in zip(prefix.requests, plan.lengths))
         if tolerance is None or ahead or (drafts and plan.tree is not None):
@@ -140,8 +140,10 @@ class Batch:
         self.results, fields = results_of(model, state, want, batch + searching, self.longest + 1)
         for name, value in fields.items():
             setattr(call, name, value)
-        memory = self._described(unread, drafter_state)
-        self._reserve(call.steps * batch)
+        memory, steps = self._described(unread, drafter_state), call.steps * batch
+        self._record, self._drafts = array("q", bytes(32 * steps)), array("q", bytes(8 * steps * self.longest))
+        self._scores = array("f", bytes(4 * steps * (self.longest + 1)))
+        call.record, call.drafts, call.scores = start(self._record), start(self._drafts), start(self._scores)
         model.engine.library.specdec_run(model.engine.pointer, byref(call))
         del memory
         if self.drafting is not None:
@@ -178,21 +180,12 @@ class Batch:
         call.sampling, call.repeats = sampling and sampling.pointer, repeats and repeats.pointer
         return given, tokens, sampling, repeats
 
-    def _reserve(self, steps: int) -> None:
-        """Room for the record of so many steps of a row."""
-        runner, call, longest = self.runner, self.call, self.longest
-        sizes = 4 * steps, steps * longest, steps * (longest + 1)
-        if any(len(each) < size for each, size in zip((runner._record, runner._drafts, runner._scores), sizes)):
-            runner._record, runner._drafts = (array("q", bytes(16 * size)) for size in sizes[:2])
-            runner._scores = array("f", bytes(8 * sizes[2]))
-            call.record, call.drafts, call.scores = map(start, (runner._record, runner._drafts, runner._scores))
-
     def iterations(self) -> Iterations:
         """What the call has recorded. Sets the positions that the rows hold."""
-        runner, call, longest, rows = self.runner, self.call, self.longest, len(self.alone)
+        call, longest, rows = self.call, self.longest, len(self.alone)
         steps = call.taken * rows
-        record = runner._record[: 4 * steps].tolist()
-        drafts, scores = runner._drafts[: steps * longest].tolist(), runner._scores[: steps * (longest + 1)].tolist()
+        record = self._record[: 4 * steps].tolist()
+        drafts, scores = self._drafts[: steps * longest].tolist(), self._scores[: steps * (longest + 1)].tolist()
         sizes, accepted, owns, cut = (record[field::4] for field in range(4))
         tokens = [drafts[step * longest : step * longest + size] for step, size in enumerate(sizes)]
         firsts = range(0, len(scores), longest + 1)

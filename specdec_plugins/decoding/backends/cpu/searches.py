@@ -1,8 +1,7 @@
-"""The beam searches of a batch in a call of the kernels: their description, and what the call's record says of them. The steps are
-those of `search/`."""
+"""The beam searches of a call of the kernels: their description, and what the call recorded. The steps are those of `search/`."""
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from ctypes import Structure
 from dataclasses import dataclass, field
 from itertools import islice
@@ -61,7 +60,6 @@ class Searches:
         call.ends, call.context = constraints.rules.ends, len(self.context)
         self.groups: list[Group] = []
         self._memory: list[array] = []  # that a call points to
-        self._record, self._scores = array("q"), array("f")
 
     def begin(self, state: SlottedState, prefix: Prefix, steps: int) -> int:
         """Describe the searches before a call of so many steps. Returns the most rows that they may have."""
@@ -74,9 +72,8 @@ class Searches:
         call, rows = self.call, len(self._slots)
         call.rows, call.hypotheses, call.tokens, call.finished, call.divisors, call.slots = map(start, self._memory)
         numbers = steps * (3 * len(self.groups) + 4 * rows)
-        if len(self._record) < numbers:
-            self._record, self._scores = array("q", bytes(8 * numbers)), array("f", bytes(4 * numbers))
-            call.record, call.scores = start(self._record), start(self._scores)
+        self._record, self._scores = array("q", bytes(8 * numbers)), array("f", bytes(4 * numbers))
+        call.record, call.scores = start(self._record), start(self._scores)
         return rows
 
     def _group(self, rows: list[int], state: SlottedState, prefix: Prefix) -> Group:
@@ -118,9 +115,10 @@ class Searches:
     def place(
         self, others: list[int], state: SlottedState, prefix: Prefix, taken: int
     ) -> tuple[list[int] | None, list[int], list[list[Step]]]:
-        """Take the searches' steps, and order the rows: the ``others`` first, then those of searches by rank. Rows of the state and
-        the prefix fork and move. Returns each one's former row (None: nothing searches), the rows whose search is over, and a step
-        of each search that was not over for each of the iterations ``taken``."""
+        """Take the recorded steps, and order the rows: the ``others`` first, then those of searches by rank. Rows fork and move.
+
+        Returns each one's former row (None: nothing searches), the rows whose search is over, and for each of the iterations
+        ``taken`` a step of each search that was not over."""
         if not self.groups:
             return None, [], []
         record, scores = iter(self._record), iter(self._scores)
@@ -128,7 +126,7 @@ class Searches:
         slots, first, finished = self._slots.tolist(), 0, list[int]()
         order, placed = [*others], [state.slots[row] for row in others]
         numbers, beams = [prefix.numbers[row] for row in others], list[Beams | None]([None] * len(others))
-        used = {*state.slots, *slots}
+        used = [*placed, *slots]
         for group in self.groups:
             rows = len(group.origins)
             if group.beams.over:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.acceptance import coupled, rejection
-from specdec_plugins.decoding.backends.torch.graphs import Results, Executor
+from specdec_plugins.decoding.backends.torch.graphs import Executor, Results
 from specdec_plugins.decoding.constraints import Bounds, Constraints, repeat_table, repeated, restrict
 from specdec_plugins.decoding.options import Beam, Tolerance
 from specdec_plugins.decoding.sampling import Table, warp

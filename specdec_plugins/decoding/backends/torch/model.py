@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.backends.cache import KVCache, hide, span
-from specdec_plugins.decoding.backends.candidates import CANDIDATES, branch, candidates_of, forbid, numbered
+from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, candidates_of, forbid, numbered
 from specdec_plugins.decoding.backends.reading import NOT_WANTED, Reading
 from specdec_plugins.decoding.backends.sources import Sources
-from specdec_plugins.decoding.backends.torch.graphs import EAGER, Results, Executor
+from specdec_plugins.decoding.backends.torch.graphs import EAGER, Executor, Results
 from specdec_plugins.decoding.backends.torch.judge import judge, rank
 from specdec_plugins.decoding.backends.torch.layers import Attention, Context, Layer, through, whole
 from specdec_plugins.decoding.backends.torch.state import DenseState
@@ -76,10 +76,9 @@ class TorchPass:
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
         return self.model.choose(self.logits(), self.results.get("gates"), prefix, plan)
 
-    def branch(self, prefix: Prefix, plan: Plan) -> Draft:
+    def candidates(self, prefix: Prefix) -> Candidates:
         successor = self.model.transformer.decoder.successor
-        found = candidates_of(self.logits(), self.results.get("gates"), successor, self.model.vocabulary, prefix)
-        return branch(found, prefix, plan)
+        return candidates_of(self.logits(), self.results.get("gates"), successor, self.model.vocabulary, prefix)
 
     @torch.inference_mode()
     def scores(self, tokens: Sequence[Sequence[int]]) -> list[list[float]]:
