@@ -140,7 +140,7 @@ class Batch:
         self.results, fields = results_of(model, state, want, batch + searching, self.longest + 1)
         for name, value in fields.items():
             setattr(call, name, value)
-        memory, steps = self._described(unread, drafter_state), call.steps * batch
+        memory, steps = self._described(unread, drafter_state) if batch else (), call.steps * batch
         self._record, self._drafts = array("q", bytes(32 * steps)), array("q", bytes(8 * steps * self.longest))
         self._scores = array("f", bytes(4 * steps * (self.longest + 1)))
         call.record, call.drafts, call.scores = start(self._record), start(self._drafts), start(self._scores)
@@ -183,6 +183,8 @@ class Batch:
     def iterations(self) -> Iterations:
         """What the call has recorded. Sets the positions that the rows hold."""
         call, longest, rows = self.call, self.longest, len(self.alone)
+        if not rows:
+            return Iterations([], [], [])
         steps = call.taken * rows
         record = self._record[: 4 * steps].tolist()
         drafts, scores = self._drafts[: steps * longest].tolist(), self._scores[: steps * (longest + 1)].tolist()
