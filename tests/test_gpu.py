@@ -23,7 +23,7 @@ from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, GRAPH_BYTES, Eager, Recorder, cuda_graphs
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import load_pair
-from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY, drafter_shapes
+from specdec_plugins.decoding.backends.torch.transformer import COPY, DRAFT_VOCABULARY, SUCCESSOR, drafter_shapes
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.values import Request, Source
 from specdec_plugins.decoding.verifier import ModelVerifier
@@ -68,7 +68,9 @@ def tiny(code):
     if code == "glide":
         return verifier, drafter
     options = {"source_copy": True} if code == "block" else {"successor_width": 16}
-    shapes = drafter_shapes(DrafterModel(code, {}, verifier.spec, options))
+    width = verifier.spec.decoder.width
+    named = {COPY: (width, width)} if code == "block" else {f"{SUCCESSOR}.out.weight": (width, 16)}
+    shapes = drafter_shapes({name: torch.empty(size) for name, size in named.items()}, width)
     own = {name: torch.randn(size, generator=generator) / 32 for name, size in shapes.items()}
     own |= {DRAFT_VOCABULARY: drafter.tensors[DRAFT_VOCABULARY]} if code == "block_causal" else {}
     return verifier, DrafterModel(code, {**verifier.tensors, **own}, verifier.spec, options, 8)

@@ -15,11 +15,12 @@ from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.control.steady import Steady
+from specdec_plugins.decoding.drafters import Rows
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.loop import TOGETHER, Session
 from specdec_plugins.decoding.options import Beam
-from specdec_plugins.decoding.roles import NoDrafter
-from specdec_plugins.decoding.values import Request, Source
+from specdec_plugins.decoding.roles import Drafter, NoDrafter, Traits
+from specdec_plugins.decoding.values import Draft, Request, Source, Want
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.model.spec import OutputRules
 
@@ -159,3 +160,48 @@ def test_a_row_holds_what_reading_its_tokens_writes():
             assert torch.equal(state.cache.data[:, state.slots[row], :held], fresh.cache.data[:, fresh.slots[0], :held])
             checked += 1
     assert checked > 60
+
+
+class Watching(Drafter):
+    """Drafts at random, and notes what it sees of each row: of which request, tokens, verdict, and the best tokens there."""
+
+    traits = Traits(follows=True, wants=Want(features=True))
+
+    def __init__(self, seed):
+        self.random, self.seen = random.Random(seed), []
+
+    def start(self, rows, shared):
+        return Rows()
+
+    def admit(self, state, source):
+        state.rows += [tuple(tokens) for tokens in source.sentences]
+
+    def propose(self, state, prefix, plan):
+        drafts = {source: [self.random.randrange(4, WORDS) for _ in range(4)] for source in sorted(set(state.rows))}
+        return Draft([drafts[source][:length] for source, length in zip(state.rows, plan.lengths)])
+
+    def observe(self, state, scores, draft, verdict):
+        logits, features = scores.logits(), scores.features()
+        self.seen.append(
+            sorted(
+                (
+                    *(source, tokens, accepted, own, logits[row, : len(tokens) + 1].argmax(-1).tolist()),
+                    features[row, : len(tokens) + 1].tolist(),
+                )
+                for row, (source, tokens, accepted, own) in enumerate(
+                    zip(state.rows, draft.tokens, verdict.accepted, verdict.own)
+                )
+            )
+        )
+
+
+def test_drafters_see_searches_and_other_rows():
+    """A drafter in Python beside searches sees the same passes, whoever runs them; rows may be in another order."""
+    seen = []
+    for native in (True, False):
+        drafter = Watching(5)
+        run(verifier_of(), requests_of(12, 15), 9, native, drafter=drafter, controller=Steady(FixedLength(3), 3))
+        seen.append(drafter.seen)
+    assert seen[0] == seen[1]
+    drafted = [row for rows in seen[0] for row in rows if row[1]]
+    assert len(drafted) > 40 and any(row[2] for row in drafted) and any(not row[1] for rows in seen[0] for row in rows)

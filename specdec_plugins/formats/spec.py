@@ -44,7 +44,7 @@ class DrafterModel:
     """A drafter's weights, and the name of its code: built in, an installed entry point, or ``module:object``.
 
     ``spec`` is None if it is not a Transformer. ``verifier`` is the `fingerprint` of the verifier that it was trained for, None
-    if unknown.
+    if unknown. With ``hosts`` its layers read the caches of a verifier of so many layers.
     """
 
     code: str
@@ -53,6 +53,7 @@ class DrafterModel:
     options: Mapping[str, Any] = field(default_factory=dict)
     block_size: int = 0  # draft length in training
     verifier: str | None = None
+    hosts: int = 0
 
 
 Reading = TypeVar("Reading", Model, DrafterModel)

@@ -195,6 +195,17 @@ def kernels_dtype(name: str) -> str:
     return getattr(with_weights(name), "KERNELS", "int8")
 
 
+def complete(weights: DrafterModel, *options: str) -> DrafterModel:
+    """A drafter that is a whole Transformer. Raises ValueError for options other than ``options``, of which its tensors tell, and
+    for a decoder without layers."""
+    faults = [f"drafter '{weights.code}' has no option {name!r:.40}" for name in weights.options if name not in options]
+    if weights.spec is not None and not weights.spec.decoder.layers:
+        faults.append("a decoder without layers")
+    if faults:
+        raise ValueError("; ".join(faults))
+    return weights
+
+
 def over_the_verifier(weights: DrafterModel, verifier: Model, spec: ModelSpec) -> DrafterModel:
     """The drafter's own decoder over the verifier's encoder, embeddings and output projection."""
     layers = ("decoder.layers.", "decoder.layer_norm.")

@@ -5,10 +5,11 @@ Its decoder attends in both directions, so the target side cannot be cached: eve
 
 from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
 from specdec_plugins.decoding.backends.candidates import branch
+from specdec_plugins.decoding.drafters import complete
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source
-from specdec_plugins.formats.spec import DrafterModel
+from specdec_plugins.formats.spec import DrafterModel, Model
 
 
 class BlockDrafter(Drafter):
@@ -48,6 +49,10 @@ def loaded(weights: DrafterModel, model: LoadedModel | None) -> LoadedModel:
     if model is None:
         raise ValueError(f"drafter '{weights.code}' needs a spec, and model.json has none")
     return model
+
+
+def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
+    return complete(weights, "source_copy")
 
 
 def build(weights: DrafterModel, model: LoadedModel | None, verifier: LoadedModel) -> BlockDrafter:

@@ -7,7 +7,7 @@ part of the prefix.
 B sentences, A blocks per sentence, K block size, S prefix positions, T = S + A (K - 1) positions, D width.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -18,7 +18,7 @@ from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.backends.cache import hide
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.layers import through, whole
-from specdec_plugins.decoding.drafters import CachedDrafter, CachedRows, over_the_verifier
+from specdec_plugins.decoding.drafters import CachedDrafter, CachedRows, complete, over_the_verifier
 from specdec_plugins.decoding.drafters.block import drafted, loaded, within_positions
 from specdec_plugins.decoding.drafters.small import shape
 from specdec_plugins.decoding.networks.decoder import adopt, decoder_of, initial
@@ -102,12 +102,10 @@ class CausalBlockDrafter(CachedDrafter[int]):
 
 
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
-    """With its options alone; a drafter that has a spec is complete."""
+    """A drafter that has a spec is complete."""
     if weights.spec is not None:
-        return weights
-    options = options_of(Options, weights.options)
-    made = over_the_verifier(weights, verifier, shape(verifier.spec, options.layers))
-    return replace(made, options={"successor_width": options.successor_width})
+        return complete(weights, "successor_width")
+    return over_the_verifier(weights, verifier, shape(verifier.spec, options_of(Options, weights.options).layers))
 
 
 def build(weights: DrafterModel, model: LoadedModel | None, verifier: LoadedModel) -> CausalBlockDrafter:

@@ -146,7 +146,7 @@ class GlideDrafter(Drafter):
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
     """Of the verifier's shape, whatever spec the weights have, as passes read its cache."""
     hosts = verifier.spec.decoder.layers
-    options = options_of(Options, {name: value for name, value in weights.options.items() if name != "hosts"})
+    options = options_of(Options, weights.options)
     if options.layers > hosts:
         raise ValueError(f"drafter '{weights.code}' has {options.layers} layers, its verifier {hosts}")
     made = over_the_verifier(weights, verifier, shape(verifier.spec, options.layers))
@@ -156,7 +156,7 @@ def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
         for name, tensor in verifier.tensors.items()
         if name.startswith(f"decoder.layers.{host}.") and hosted(name)
     }
-    return replace(made, tensors={**made.tensors, **read}, options={"hosts": hosts})
+    return replace(made, tensors={**made.tensors, **read}, hosts=hosts)
 
 
 def build(weights: DrafterModel, model: LoadedModel | None, verifier: LoadedModel) -> GlideDrafter:

@@ -4,7 +4,7 @@ B rows, S source positions, Q positions computed, T positions seen, D width, V v
 wide.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -63,9 +63,8 @@ class Successor:
     """
 
     def __init__(self, weights: Weights, embeddings: Tensor, projection: Tensor):
-        name = "decoder.successor"
-        self.gate = weights.linear(f"{name}.from_feature")  # G, (R, D), and its bias
-        token, out = weights(f"{name}.from_token.weight"), weights(f"{name}.out.weight")  # (R, D), (D, R)
+        self.gate = weights.linear(f"{SUCCESSOR}.from_feature")  # G, (R, D), and its bias
+        token, out = weights(f"{SUCCESSOR}.from_token.weight"), weights(f"{SUCCESSOR}.out.weight")  # (R, D), (D, R)
         self.tokens, self.out = _product(embeddings, token.T), _product(projection, out)  # T and P, (V, R)
 
 
@@ -77,9 +76,9 @@ def _product(table: Tensor, matrix: Tensor) -> Tensor:
 class Decoder:
     """The parts of a decoder; `TorchModel.read` and `read_block` run them."""
 
-    def __init__(self, weights: Weights, spec: ModelSpec, code: str | None = None, hosts: int = 0):
-        """``code`` names a drafter, whose own weights are then also read. With ``hosts`` its layers use the caches of a
-        verifier of so many layers, evenly spread."""
+    def __init__(self, weights: Weights, spec: ModelSpec, drafts: bool = False, hosts: int = 0):
+        """``drafts``: reads a drafter's own weights as well. With ``hosts`` its layers use the caches of a verifier of so many
+        layers, evenly spread."""
         self.side = side = spec.decoder
         self.embedding = Embedding(weights, "decoder", side, spec.zero_start)
         self.rotation = rotation_of(side, self.embedding.tokens)
@@ -96,15 +95,15 @@ class Decoder:
         self.bias = weights("decoder.output_projection.bias") if spec.output.bias else None  # (V,)
         self.cap = spec.output.cap
         embeddings, self.vocabulary = self.embedding.tokens, None
-        if code and DRAFT_VOCABULARY in weights:
+        if drafts and DRAFT_VOCABULARY in weights:
             self.vocabulary = draft_vocabulary(weights(DRAFT_VOCABULARY), len(self.projection))  # from here on that is V
             tied = self.projection is embeddings
             embeddings = embeddings[self.vocabulary]
             self.projection = embeddings if tied else self.projection[self.vocabulary]
             self.bias = None if self.bias is None else self.bias[self.vocabulary]
-        successor = code and "decoder.successor.out.weight" in weights
+        successor = drafts and f"{SUCCESSOR}.out.weight" in weights
         self.successor = Successor(weights, embeddings, self.projection) if successor else None
-        self.copy = weights(COPY) if code == "block" and COPY in weights else None  # (D, D)
+        self.copy = weights(COPY) if drafts and COPY in weights else None  # (D, D)
 
     @property
     def width(self) -> int:
@@ -144,6 +143,7 @@ def spread(wanted: int, available: int) -> list[int]:
 # the other logits would be half of a shallow drafter's work.
 DRAFT_VOCABULARY = "decoder.draft_vocabulary"
 COPY = "decoder.copy_attn.weight"
+SUCCESSOR = "decoder.successor"
 POSITIONS = "encoder.embed_positions.weight"
 
 
@@ -155,38 +155,19 @@ def draft_vocabulary(tokens: Tensor, size: int) -> Tensor:
     return tokens
 
 
-OPTIONS: dict[str, dict[str, type]] = {
-    "block": {"source_copy": bool},
-    "block_causal": {"successor_width": int},
-    "glide": {"hosts": int},
-}
-
-
-def option_faults(model: DrafterModel) -> list[str]:
-    """Faults of a built-in drafter's options."""
-    known = OPTIONS.get(model.code, {})
-    return [
-        f"options: {name} is {value!r:.40}" if name in known else f"options: '{model.code}' has no {name}"
-        for name, value in model.options.items()
-        if model.code in OPTIONS and type(value) is not known.get(name)
-    ]
-
-
-def drafter_shapes(model: DrafterModel) -> dict[str, tuple[int, ...]]:
-    """The tensors that a built-in drafter has besides its Transformer's."""
-    assert model.spec is not None, "a Transformer"
-    width, options, given = model.spec.decoder.width, model.options, model.tensors
+def drafter_shapes(given: Mapping[str, Tensor], width: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of what a drafter of this width has beside its spec, if ``given``: tokens that it drafts, a source copy, a successor
+    network."""
     more: dict[str, tuple[int, ...]] = {}
     if DRAFT_VOCABULARY in given:
         more[DRAFT_VOCABULARY] = tuple(given[DRAFT_VOCABULARY].shape)  # its values are checked: `draft_vocabulary`
-    if model.code == "block" and options.get("source_copy"):
+    if COPY in given:
         more[COPY] = (width, width)
-    hidden = options.get("successor_width", 0) if model.code != "block" else 0
-    if hidden:
-        name = "decoder.successor"
+    if f"{SUCCESSOR}.out.weight" in given:
+        hidden = given[f"{SUCCESSOR}.out.weight"].shape[-1:].numel()
         more |= {
-            f"{name}.from_feature.weight": (hidden, width), f"{name}.from_feature.bias": (hidden,),
-            f"{name}.from_token.weight": (hidden, width), f"{name}.out.weight": (width, hidden),
+            f"{SUCCESSOR}.from_feature.weight": (hidden, width), f"{SUCCESSOR}.from_feature.bias": (hidden,),
+            f"{SUCCESSOR}.from_token.weight": (hidden, width), f"{SUCCESSOR}.out.weight": (width, hidden),
         }  # fmt: skip
     return more
 
@@ -205,14 +186,12 @@ class Transformer:
 
         ``packing``: a backend will pack the weights, and nothing else reads them.
         """
-        code = model.code if isinstance(model, DrafterModel) else None
+        drafter = model if isinstance(model, DrafterModel) else None
         if model.spec is None:
-            raise UnsupportedModel(f"drafter '{code}' is no Transformer")
-        faults = option_faults(model) if isinstance(model, DrafterModel) else []
-        if not model.spec.decoder.layers and code in (None, *OPTIONS):
-            faults.append("a decoder without layers")
+            raise UnsupportedModel(f"drafter '{drafter and drafter.code}' is no Transformer")
+        faults = [] if model.spec.decoder.layers or drafter else ["a decoder without layers"]
         if not faults:
-            more = drafter_shapes(model) if isinstance(model, DrafterModel) else {}
+            more = drafter_shapes(model.tensors, model.spec.decoder.width) if drafter else {}
             faults = tensor_faults(model.spec, tensor_shapes(model.tensors), more)
         if not faults:
             faults = symbol_faults(
@@ -223,7 +202,5 @@ class Transformer:
             faults.append("a source copy with an encoder, a decoder and keys of different widths")
         if faults:
             raise UnsupportedModel("; ".join(faults))
-        weights, hosts = Weights(model.tensors, packing), 0
-        if isinstance(model, DrafterModel) and code in OPTIONS:
-            hosts = model.options.get("hosts", 0)
-        return cls(model.spec, encoder or Encoder(weights, model.spec), Decoder(weights, model.spec, code, hosts))
+        weights, hosts = Weights(model.tensors, packing), drafter.hosts if drafter else 0
+        return cls(model.spec, encoder or Encoder(weights, model.spec), Decoder(weights, model.spec, drafter is not None, hosts))
