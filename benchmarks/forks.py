@@ -27,7 +27,7 @@ from specdec_plugins.decoding.backends.cpu.binding import Engine  # noqa: E402
 from specdec_plugins.decoding.backends.cpu.state import SlottedState  # noqa: E402
 from specdec_plugins.decoding.backends.sources import Sources  # noqa: E402
 from specdec_plugins.decoding.backends.torch.state import DenseState  # noqa: E402
-from specdec_plugins.decoding.values import Source  # noqa: E402
+from specdec_plugins.decoding.requests import Source  # noqa: E402
 from specdec_plugins.model.spec import Symbols  # noqa: E402
 
 SOURCE, REPEATS = 100, 20

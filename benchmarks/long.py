@@ -44,6 +44,7 @@ from specdec_plugins.decoding.drafters.window import WindowDrafter  # noqa: E402
 from specdec_plugins.decoding.loop import TOGETHER, Session  # noqa: E402
 from specdec_plugins.decoding.options import CHOICES, USUAL_BUDGET, Budget  # noqa: E402
 from specdec_plugins.decoding.prefix import Prefix  # noqa: E402
+from specdec_plugins.decoding.requests import Request, Source  # noqa: E402
 from specdec_plugins.decoding.roles import (  # noqa: E402
     Acceptance,
     Controller,
@@ -51,7 +52,7 @@ from specdec_plugins.decoding.roles import (  # noqa: E402
     NoDrafter,
 )
 from specdec_plugins.decoding.stats import DecodeStats  # noqa: E402
-from specdec_plugins.decoding.values import Draft, Request, Source, Verdict  # noqa: E402
+from specdec_plugins.decoding.values import Draft, Verdict  # noqa: E402
 from specdec_plugins.decoding.verifier import ModelVerifier  # noqa: E402
 from specdec_plugins.formats.folder import load_folder  # noqa: E402
 from specdec_plugins.formats.spec import Model  # noqa: E402

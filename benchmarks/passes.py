@@ -31,7 +31,8 @@ from specdec_plugins.decoding.drafters import CachedRows  # noqa: E402
 from specdec_plugins.decoding.drafters.block import BlockDrafter  # noqa: E402
 from specdec_plugins.decoding.drafters.glide import GlideDrafter  # noqa: E402
 from specdec_plugins.decoding.prefix import Prefix  # noqa: E402
-from specdec_plugins.decoding.values import Draft, Request, Source, uniform  # noqa: E402
+from specdec_plugins.decoding.requests import Request, Source  # noqa: E402
+from specdec_plugins.decoding.values import Draft, uniform  # noqa: E402
 from specdec_plugins.formats.folder import Pair, load_folder  # noqa: E402
 from specdec_plugins.measure.machine import machine  # noqa: E402
 from specdec_plugins.settings import Settings  # noqa: E402

@@ -208,8 +208,8 @@ def fairseq(pair: "Pair", dtype: str, kind: str, options: argparse.Namespace) ->
     import torch
 
     from specdec_plugins.decoding.options import Beam
+    from specdec_plugins.decoding.requests import Request
     from specdec_plugins.decoding.stats import DecodeStats
-    from specdec_plugins.decoding.values import Request
     from specdec_plugins.measure.fairseq_generator import FairseqGenerator
 
     generator = FairseqGenerator(pair.verifier, Beam(1), torch.device(options.device), getattr(torch, dtype))
@@ -260,9 +260,9 @@ def ours(pair: "Pair", dtype: str, block: str, options: argparse.Namespace) -> D
     from specdec_plugins.decoding.control.throughput import Throughput
     from specdec_plugins.decoding.loop import speculative_decode
     from specdec_plugins.decoding.options import Beam
+    from specdec_plugins.decoding.requests import Request
     from specdec_plugins.decoding.search import groups
     from specdec_plugins.decoding.stats import DecodeStats
-    from specdec_plugins.decoding.values import Request
 
     device, beam, shortest = options.device, None, 1
     if options.beam > 1:

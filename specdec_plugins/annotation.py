@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specdec_plugins.decoding.elementary import mean
-from specdec_plugins.decoding.values import Hypothesis
+from specdec_plugins.decoding.requests import Hypothesis
 from specdec_plugins.text.alignment import Alignment, link, parts_of, within
 from specdec_plugins.text.words import Span, align
 from specdec_plugins.translations import Source, Translation

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from specdec_plugins.decoding.loop import TOGETHER, Session
-from specdec_plugins.decoding.values import Hypothesis, Request
+from specdec_plugins.decoding.requests import Hypothesis, Request
 from specdec_plugins.text.languages import two_letters
 from specdec_plugins.text.sentences import cut, sentences
 from specdec_plugins.translations import Source, Translation

@@ -25,9 +25,9 @@ from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.noise import mixed
 from specdec_plugins.decoding.options import MAX_BLOCK_SIZE, Beam, Tolerance
+from specdec_plugins.decoding.requests import Commit, Hypothesis, ModelLimits, Request
 from specdec_plugins.decoding.roles import Controller, Drafter
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Commit, Hypothesis, ModelLimits, Request
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import Pair
 from specdec_plugins.model.spec import Heads, OutputRules

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from specdec_plugins.decoding.elementary import exponential, mean
-from specdec_plugins.decoding.values import Step
+from specdec_plugins.decoding.requests import Step
 from specdec_plugins.text.alignment import Alignment
 from specdec_plugins.text.codec import Encoded
 

@@ -16,9 +16,9 @@ from itertools import chain, islice
 from typing import Any, Unpack, overload
 
 from specdec_plugins.annotation import annotated
+from specdec_plugins.decoding.requests import Hypothesis
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Hypothesis
 from specdec_plugins.documents import translate_documents
 from specdec_plugins.engine import Engine
 from specdec_plugins.formats.folder import Pair, load_folder, with_drafter

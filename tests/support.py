@@ -17,10 +17,11 @@ from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.options import Tree
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.trees import depths, within_rows
-from specdec_plugins.decoding.values import Draft, Iterations, Plan, Request, Source, uniform
+from specdec_plugins.decoding.values import Draft, Iterations, Plan, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier, accept_all
 from specdec_plugins.formats import fairseq
 from specdec_plugins.model.spec import Symbols

@@ -25,10 +25,11 @@ from specdec_plugins.decoding.backends.torch.model import TorchPass
 from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.options import Beam, Sampling
+from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.search.beam import Search
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Draft, Request, Source
+from specdec_plugins.decoding.values import Draft
 from specdec_plugins.decoding.verifier import ModelVerifier, Unverified, accept_all
 from specdec_plugins.translator import Translator
 

@@ -22,8 +22,8 @@ from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.drafters import glide
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.options import Beam, Tree
+from specdec_plugins.decoding.requests import Request
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Request
 from specdec_plugins.formats.folder import Pair, load_folder, save_folder
 from specdec_plugins.formats.positions import buckets
 from specdec_plugins.formats.spec import DrafterModel, Model

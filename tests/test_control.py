@@ -8,7 +8,8 @@ import pytest
 from specdec_plugins.decoding.control.exploration import SMALL_TRIAL
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.control.throughput import LAST_SPACING, PLAIN_SPACING, Throughput, best_choice
-from specdec_plugins.decoding.values import Outcome, Step
+from specdec_plugins.decoding.requests import Step
+from specdec_plugins.decoding.values import Outcome
 
 
 class Machine:

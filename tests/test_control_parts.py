@@ -11,7 +11,8 @@ from specdec_plugins.decoding.control.acceptance import DECAY, FADED, PRIOR, Acc
 from specdec_plugins.decoding.control.costs import OUTLIER, Cost, CostModel, Pace
 from specdec_plugins.decoding.control.exploration import FIRST_INTERVAL, LAST_INTERVAL, SMALL_TRIAL, TrialBudget, Trials
 from specdec_plugins.decoding.control.throughput import Throughput, class_of
-from specdec_plugins.decoding.values import Outcome, Step
+from specdec_plugins.decoding.requests import Step
+from specdec_plugins.decoding.values import Outcome
 
 
 def observed(*measurements, times=50):

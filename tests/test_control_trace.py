@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from specdec_plugins.decoding.control.throughput import Throughput
-from specdec_plugins.decoding.values import Outcome, Step
+from specdec_plugins.decoding.requests import Step
+from specdec_plugins.decoding.values import Outcome
 
 STEPS = 4000
 BLOCK_SIZES = (8, 25)

@@ -17,7 +17,8 @@ import pytest
 
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.control.throughput import Throughput
-from specdec_plugins.decoding.values import Outcome, Step
+from specdec_plugins.decoding.requests import Step
+from specdec_plugins.decoding.values import Outcome
 
 BLOCK_SIZE, LONGEST = 8, 16
 TOGETHER = 16  # iterations per call, as in the loop

@@ -30,9 +30,10 @@ from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.prefix import Prefix, compacted
+from specdec_plugins.decoding.requests import Request
 from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import DeviceDraft, Draft, Iterations, Request
+from specdec_plugins.decoding.values import DeviceDraft, Draft, Iterations
 from specdec_plugins.decoding.verifier import Unverified, accept_all
 
 

@@ -24,9 +24,9 @@ from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.loop import Session, speculative_decode
 from specdec_plugins.decoding.noise import mixed
+from specdec_plugins.decoding.requests import Request
 from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Request
 from specdec_plugins.documents import Documents, windows, windows_of
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.formats.spec import Model, extended

@@ -23,10 +23,11 @@ from specdec_plugins.decoding.drafters.ngram import RECENT, Suffixes
 from specdec_plugins.decoding.loop import Session, speculative_decode
 from specdec_plugins.decoding.options import Sampling, Tree
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.trees import path_to
-from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, uniform
+from specdec_plugins.decoding.values import Draft, Plan, Verdict, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.settings import UNTRAINED
 

@@ -10,7 +10,8 @@ from test_session import KERNELS
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.drafters.small import SmallDrafter
-from specdec_plugins.decoding.values import Draft, Source, Verdict, uniform
+from specdec_plugins.decoding.requests import Source
+from specdec_plugins.decoding.values import Draft, Verdict, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
 
 BACKENDS = pytest.mark.parametrize("backend", ["torch", *(pytest.param(dtype, marks=KERNELS) for dtype in ("float32", "int8"))])

@@ -21,7 +21,7 @@ from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.backends.torch.transformer import UnsupportedModel
 from specdec_plugins.decoding.compiled import library
 from specdec_plugins.decoding.options import Beam
-from specdec_plugins.decoding.values import Source
+from specdec_plugins.decoding.requests import Source
 from specdec_plugins.formats import fairseq
 from specdec_plugins.formats.checkpoint import CheckpointError
 from specdec_plugins.formats.description import read_description

@@ -25,7 +25,7 @@ from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.backends.torch.transformer import COPY, DRAFT_VOCABULARY, SUCCESSOR, drafter_shapes
 from specdec_plugins.decoding.loop import Session
-from specdec_plugins.decoding.values import Request, Source
+from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.formats.spec import DrafterModel

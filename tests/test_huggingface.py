@@ -20,7 +20,7 @@ from specdec_plugins.commands import import_model, progress, translate
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import load_pair
-from specdec_plugins.decoding.values import Source
+from specdec_plugins.decoding.requests import Source
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.engine import Engine
 from specdec_plugins.formats.folder import Pair

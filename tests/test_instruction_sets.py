@@ -26,9 +26,9 @@ from specdec_plugins.decoding.drafters.block import BlockDrafter
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.options import Beam, Sampling, Tolerance, Tree
+from specdec_plugins.decoding.requests import Request
 from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Request
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.formats.spec import Model, sinusoidal_tables

@@ -31,9 +31,10 @@ from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.noise import Purpose
 from specdec_plugins.decoding.options import Sampling, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.requests import Request
 from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.sampling import Table, draw, warp
-from specdec_plugins.decoding.values import Distribution, Draft, Draws, Plan, Request, uniform
+from specdec_plugins.decoding.values import Distribution, Draft, Draws, Plan, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
 
 pytestmark = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")

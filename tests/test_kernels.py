@@ -43,8 +43,9 @@ from specdec_plugins.decoding.drafters.block import BlockDrafter
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.roles import NoDrafter
-from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Want, uniform
+from specdec_plugins.decoding.values import Draft, Plan, Want, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.model.spec import MAX_WIDTH
 

@@ -11,8 +11,8 @@ from specdec_plugins.decoding.assembly import assemble
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.loop import speculative_decode
+from specdec_plugins.decoding.requests import Request
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Request
 from specdec_plugins.formats import files, spec
 from specdec_plugins.formats.files import Mapped, unload
 

@@ -15,7 +15,8 @@ from specdec_plugins.decoding import memory
 from specdec_plugins.decoding.datastore import Datastore
 from specdec_plugins.decoding.drafters import retrieval
 from specdec_plugins.decoding.memory import Memory
-from specdec_plugins.decoding.values import Source, uniform
+from specdec_plugins.decoding.requests import Source
+from specdec_plugins.decoding.values import uniform
 
 DEMO = ROOT / "data" / "demo.en-de"
 

@@ -18,8 +18,9 @@ from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.loop import TOGETHER, Session
 from specdec_plugins.decoding.options import Tolerance
+from specdec_plugins.decoding.requests import Request
 from specdec_plugins.decoding.roles import NoDrafter, Traits
-from specdec_plugins.decoding.values import Outcome, Plan, Request, Want
+from specdec_plugins.decoding.values import Outcome, Plan, Want
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import load_folder
 

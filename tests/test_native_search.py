@@ -19,8 +19,9 @@ from specdec_plugins.decoding.drafters import Rows
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.loop import TOGETHER, Session
 from specdec_plugins.decoding.options import Beam
+from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.roles import Drafter, NoDrafter, Traits
-from specdec_plugins.decoding.values import Draft, Request, Source, Want
+from specdec_plugins.decoding.values import Draft, Want
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.model.spec import OutputRules
 

@@ -18,9 +18,10 @@ from specdec_plugins.decoding.acceptance import coupled, rejection
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.noise import Purpose, mixed, philox, token_bits, uniform
 from specdec_plugins.decoding.options import Sampling
+from specdec_plugins.decoding.requests import Request
 from specdec_plugins.decoding.roles import Drafter, NoDrafter
 from specdec_plugins.decoding.sampling import Table, draw, warp
-from specdec_plugins.decoding.values import Distribution, Draft, Draws, Request
+from specdec_plugins.decoding.values import Distribution, Draft, Draws
 
 CPU = torch.device("cpu")
 WARPS = {

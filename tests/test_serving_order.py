@@ -12,7 +12,7 @@ import pytest
 
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.options import Beam
-from specdec_plugins.decoding.values import Commit, Hypothesis, ModelLimits, Request
+from specdec_plugins.decoding.requests import Commit, Hypothesis, ModelLimits, Request
 from specdec_plugins.serving import engine
 from specdec_plugins.serving.engine import Cancelled, Guest, Line
 

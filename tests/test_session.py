@@ -41,9 +41,10 @@ from specdec_plugins.decoding.loop import Session, speculative_decode
 from specdec_plugins.decoding.noise import mixed
 from specdec_plugins.decoding.options import Sampling, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.requests import Request
 from specdec_plugins.decoding.roles import Drafter, NoDrafter
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Draft, Request
+from specdec_plugins.decoding.values import Draft
 from specdec_plugins.decoding.verifier import ModelVerifier
 
 KERNELS = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")

@@ -31,10 +31,11 @@ from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchPass
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.options import Beam, Sampling
+from specdec_plugins.decoding.requests import Request
 from specdec_plugins.decoding.roles import Drafter, Traits, Verifier
 from specdec_plugins.decoding.search import groups
 from specdec_plugins.decoding.trees import AHEAD, TreeDraft, nodes_of, tokens_to
-from specdec_plugins.decoding.values import LOGITS, Draft, Request
+from specdec_plugins.decoding.values import LOGITS, Draft
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.model.spec import OutputRules
 from specdec_plugins.translator import Translator

@@ -27,9 +27,10 @@ from specdec_plugins.decoding.loop import Session, speculative_decode
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, blocks, options_of, without
 from specdec_plugins.decoding.options import Sampling, Tolerance, Tree
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Distribution, Draft, Plan, Request, Source, Verdict, uniform
+from specdec_plugins.decoding.values import Distribution, Draft, Plan, Verdict, uniform
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.spec import DrafterModel
 from specdec_plugins.model.spec import Attention

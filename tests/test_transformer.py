@@ -22,7 +22,8 @@ from specdec_plugins.decoding.backends.torch.state import DenseState
 from specdec_plugins.decoding.backends.torch.transformer import Transformer, UnsupportedModel
 from specdec_plugins.decoding.drafters.block import BlockDrafter
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import Draft, Request, Source, uniform
+from specdec_plugins.decoding.requests import Request, Source
+from specdec_plugins.decoding.values import Draft, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.checkpoint import CheckpointError

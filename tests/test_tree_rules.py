@@ -22,8 +22,9 @@ from specdec_plugins.decoding.backends.torch.model import TorchPass
 from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats
 from specdec_plugins.decoding.noise import mixed
 from specdec_plugins.decoding.options import Sampling, Tolerance
+from specdec_plugins.decoding.requests import Request
 from specdec_plugins.decoding.trees import TreeDraft, path_to
-from specdec_plugins.decoding.values import Draft, Draws, Request
+from specdec_plugins.decoding.values import Draft, Draws
 
 
 def given_pass(logits, kernels):

@@ -46,10 +46,11 @@ from specdec_plugins.decoding.drafters.recycling import Recycling
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.options import Sampling, Tree
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.trees import TreeDraft, depths, grow, path_to
-from specdec_plugins.decoding.values import Plan, Request, Source
+from specdec_plugins.decoding.values import Plan
 from specdec_plugins.decoding.verifier import ModelVerifier
 
 KERNELS = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")

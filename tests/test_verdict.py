@@ -12,8 +12,9 @@ from specdec_plugins import Translator
 from specdec_plugins.commands.translation.summary import summary
 from specdec_plugins.commands.translation.verdict import verdict
 from specdec_plugins.decoding.control.throughput import Throughput
+from specdec_plugins.decoding.requests import Step
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Expected, Outcome, Step
+from specdec_plugins.decoding.values import Expected, Outcome
 from specdec_plugins.engine import Engine
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.settings import Settings

@@ -18,8 +18,9 @@ from specdec_plugins.decoding.budget import around, likeliest
 from specdec_plugins.decoding.drafters import PairFacts, without_weights
 from specdec_plugins.decoding.drafters.window import WindowDrafter
 from specdec_plugins.decoding.options import CHOICES, Budget, Sampling
+from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.roles import NoDrafter
-from specdec_plugins.decoding.values import Draft, Request, Source, Verdict, Want, uniform
+from specdec_plugins.decoding.values import Draft, Verdict, Want, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.settings import Settings
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import Request
+from specdec_plugins.decoding.requests import Request
 
 PATIENCE = 32  # most steps that a free row waits for others: about the length of an output
 

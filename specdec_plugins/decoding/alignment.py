@@ -13,7 +13,8 @@ from torch import Tensor
 
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.backends.reading import Reading
-from specdec_plugins.decoding.values import Source, Want
+from specdec_plugins.decoding.requests import Source
+from specdec_plugins.decoding.values import Want
 from specdec_plugins.model.spec import Heads, Symbols
 
 ROWS = 32  # outputs per pass

@@ -10,10 +10,11 @@ import torch
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.prefix import Prefix, compacted
+from specdec_plugins.decoding.requests import Commit, Hypothesis, ModelLimits, Request, Source
 from specdec_plugins.decoding.roles import Acceptance, Controller, Drafter, Verifier
 from specdec_plugins.decoding.runner import Runner
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Commit, Hypothesis, ModelLimits, Outcome, Request, Source
+from specdec_plugins.decoding.values import Outcome
 from specdec_plugins.decoding.verifier import Unverified
 
 TOGETHER = 16  # iterations per step of a run: Python overhead is negligible from four on

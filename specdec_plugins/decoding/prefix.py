@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats
+from specdec_plugins.decoding.requests import Commit, Hypothesis, Request, Step
 from specdec_plugins.decoding.search import begin
 from specdec_plugins.decoding.search.beam import Beams, Search
-from specdec_plugins.decoding.values import Commit, Draft, Draws, Hypothesis, Iterations, Request, Step, send
+from specdec_plugins.decoding.tensors import send
+from specdec_plugins.decoding.values import Draft, Draws, Iterations
 
 HISTORIES = "outputs", "scores", "steps"  # lists that grow with each row
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, Protocol
 from specdec_plugins.decoding.backends import Pass
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.recipes import Recipe
-from specdec_plugins.decoding.values import LOGITS, Draft, ModelLimits, Outcome, Plan, Request, Source, Verdict, Want
+from specdec_plugins.decoding.requests import ModelLimits, Request, Source
+from specdec_plugins.decoding.values import LOGITS, Draft, Outcome, Plan, Verdict, Want
 
 
 class State(Protocol):

@@ -12,11 +12,12 @@ from specdec_plugins.decoding.backends import Pass, Reordered
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.options import Tree
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.requests import Source, Step
 from specdec_plugins.decoding.roles import Acceptance, Drafter, Verifier
 from specdec_plugins.decoding.search.groups import advance
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.trees import AHEAD, breadth
-from specdec_plugins.decoding.values import LOGITS, Draft, Iterations, Plan, Source, Step
+from specdec_plugins.decoding.values import LOGITS, Draft, Iterations, Plan
 
 BRANCHING = Tree(16)  # drafts of beam searches, unless drafters follow the search: see `branched` in trees.py
 

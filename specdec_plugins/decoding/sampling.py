@@ -16,7 +16,8 @@ from torch import Tensor
 
 from specdec_plugins.decoding.noise import Purpose, exponential, token_bits
 from specdec_plugins.decoding.options import Sampling
-from specdec_plugins.decoding.values import Draws, pad_rows, send
+from specdec_plugins.decoding.tensors import pad_rows, send
+from specdec_plugins.decoding.values import Draws
 
 
 class Table(NamedTuple):

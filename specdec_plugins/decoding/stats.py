@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from .values import Expected, Hypothesis, Step
+    from .requests import Hypothesis, Step
+    from .values import Expected
 
 COUNTS = (
     "sentences", "passes", "iterations", "drafting", "drafted", "accepted", "own_tokens", "cut", "prefilled", "compared_tokens",

@@ -1,106 +1,20 @@
-"""Values that the roles exchange. Knows nothing about models.
+"""Values that the roles exchange while they decode requests. Knows nothing about models.
 
-B rows of the batch, S source positions, K drafted tokens.
+B rows of the batch, K drafted tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import chain, repeat
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.options import Beam, Sampling, Tolerance, Tree
-from specdec_plugins.model.spec import HUGE, Heads, Symbols
-
-
-class ModelLimits(NamedTuple):
-    """What the models can read: token ids below ``source`` and ``target``, and sequences of up to these many positions."""
-
-    source: int
-    target: int
-    source_positions: int
-    target_positions: int
-
-
-@dataclass(frozen=True)
-class Request:
-    """A sentence to translate. It owns a group of rows, one per output and seed, or up to one per live hypothesis of a ``beam``.
-
-    ``tokens`` end with eos. Outputs have ``min_length`` to ``limit`` tokens before eos and begin with the ``forced`` ones, after
-    those that the model prescribes. ``tolerance`` replaces the session's. With ``sampling``, output n uses ``seeds[n]`` (int64).
-    ``hint`` is an earlier translation, without eos. With ``no_repeat`` n > 0 no output repeats an n-gram.
-    """
-
-    index: int
-    tokens: Sequence[int]
-    limit: int
-    min_length: int = 1
-    forced: Sequence[int] = ()
-    tolerance: Tolerance | None = None
-    sampling: Sampling | None = None
-    seeds: Sequence[int] = (0,)
-    hint: Sequence[int] = ()
-    no_repeat: int = 0
-    beam: Beam | None = None
-
-    @property
-    def rows(self) -> int:
-        """The group's largest size."""
-        return len(self.seeds) if self.beam is None else self.beam.size
-
-    @property
-    def first_rows(self) -> int:
-        """The group's size at its start."""
-        return len(self.seeds) if self.beam is None else 1
-
-    @property
-    def outputs(self) -> int:
-        return len(self.seeds) if self.beam is None else self.beam.nbest
-
-    @property
-    def depends_on_drafts(self) -> bool:
-        """Whether the draft length can change the output: under tolerance and the rejection rule."""
-        if self.sampling is not None:
-            return self.sampling.rule == "rejection"
-        return self.tolerance is not None and self.tolerance.beta > 1
-
-    def check(self, limits: ModelLimits | None = None) -> None:
-        """Raises ValueError for an invalid field, or one beyond the models' limits."""
-        for fault in self._faults(limits or ModelLimits(HUGE, HUGE, HUGE, HUGE)):
-            raise ValueError(f"request {self.index}: {fault}")
-
-    def _faults(self, limits: ModelLimits) -> Iterator[str]:
-        for name, value, least, most in (
-            ("index", self.index, -HUGE, HUGE - 1), ("limit", self.limit, 1, limits.target_positions - 1),
-            ("min_length", self.min_length, 0, HUGE - 1), ("no_repeat", self.no_repeat, 0, HUGE - 1),
-        ):  # fmt: skip
-            if type(value) is not int or not least <= value <= most:
-                yield f"{name} is {value!r}, not a whole number from {least:,} to {most:,}"
-        sequences = self.tokens, self.forced, self.hint, self.seeds
-        if not {list, tuple}.issuperset(map(type, sequences)) and not all(isinstance(each, Sequence) for each in sequences):
-            yield "tokens, forced, hint and seeds are sequences of numbers"  # `isinstance` takes a microsecond each
-        if not self.tokens:
-            yield "the source is empty; it needs at least eos"
-        if len(self.tokens) > limits.source_positions:
-            yield f"the source has {len(self.tokens):,} tokens; the models read at most {limits.source_positions:,}"
-        for name, tokens, size in (
-            ("source", self.tokens, limits.source), ("forced", self.forced, limits.target), ("hint", self.hint, limits.target)
-        ):  # fmt: skip
-            if tokens and not (set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < size):
-                yield f"{name} has token ids outside the vocabulary of {size:,}"
-        if set(map(type, self.seeds)) != {int} or min(self.seeds) < -(1 << 63) or max(self.seeds) >= 1 << 63:
-            yield f"seeds are {self.seeds!r}, not one 64-bit integer for each output"
-        if self.tolerance is not None and type(self.tolerance) is not Tolerance:
-            yield f"tolerance is {self.tolerance!r}, not a Tolerance"
-        if self.sampling is not None and type(self.sampling) is not Sampling:
-            yield f"sampling is {self.sampling!r}, not a Sampling"
-        if self.beam is not None and type(self.beam) is not Beam:
-            yield f"beam is {self.beam!r}, not a Beam"
-        elif self.beam is not None and (self.sampling is not None or len(self.seeds) > 1):
-            yield "beam search cannot be combined with sampling or several seeds"
+from specdec_plugins.decoding.options import Sampling, Tree
+from specdec_plugins.decoding.requests import Request, Step
+from specdec_plugins.model.spec import Heads
 
 
 class Draws(NamedTuple):
@@ -114,33 +28,6 @@ class Draws(NamedTuple):
 def rejecting(draws: Sequence[Draws | None]) -> bool:
     """Whether any row is under the rejection rule."""
     return any(draw is not None and draw.sampling.rule == "rejection" for draw in draws)
-
-
-class Source:
-    """Sentences to encode, as lists of tokens and, when asked for, as tensors."""
-
-    def __init__(self, sentences: Sequence[Sequence[int]], symbols: Symbols, device: torch.device | str = "cpu"):
-        self.sentences, self.symbols, self.device = sentences, symbols, torch.device(device)
-        self.sizes = list(map(len, sentences))
-        self.longest = max(self.sizes)  # S
-        self._encoded: dict[int, Tensor] = {}
-
-    @cached_property
-    def tokens(self) -> Tensor:
-        """(B, S) int64, padded on the right."""
-        width = self.longest
-        return send([[*row, *[self.symbols.pad] * (width - len(row))] for row in self.sentences], self.device)
-
-    @cached_property
-    def lengths(self) -> Tensor:
-        """(B,) int64"""
-        return send(self.sizes, self.device)
-
-    def encoded_by(self, encoder) -> Tensor:
-        """(B, S, D) output of an encoder, computed once for all models that share it; undefined past a row's length."""
-        if id(encoder) not in self._encoded:
-            self._encoded[id(encoder)] = encoder(self)
-        return self._encoded[id(encoder)]
 
 
 @dataclass(frozen=True)
@@ -287,18 +174,6 @@ class Verdict(NamedTuple):
         return range(self.accepted[row] + 1) if self.paths is None else [0, *(node + 1 for node in self.paths[row])]
 
 
-class Step(NamedTuple):
-    """One iteration of one row: the draft, the number of accepted tokens, the verifier's own token after them.
-
-    Accepted tokens come first, in a tree the accepted path. ``own`` is None if an accepted token ended the sentence, or without a
-    verifier.
-    """
-
-    drafted: list[int]
-    accepted: int
-    own: int | None
-
-
 class Iterations(NamedTuple):
     """Iterations, one after the other, by row: the step, its committed tokens' scores, whether the limit forced the own token.
 
@@ -350,47 +225,3 @@ class Outcome(NamedTuple):
             return None
         rows = len(self.steps) // self.times
         return self._replace(steps=self.steps[rows:], seconds=self.seconds - self.first, times=self.times - 1, first=0.0)
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """Output number ``output`` of request ``index``.
-
-    ``tokens`` end before eos; ``token_scores`` (nats, the verifier's) include it, as in fairseq. The first ``prefilled`` tokens
-    were forced and belong to no step. ``error`` ended the request early.
-    """
-
-    index: int
-    tokens: list[int]
-    token_scores: list[float]
-    steps: list[Step]
-    cut: bool  # the length limit ended it, not the model
-    output: int = 0
-    prefilled: int = 0
-    error: Exception | None = None
-    score: float | None = None  # by the rules of a beam search; None without one
-
-
-class Commit(NamedTuple):
-    """What a step added to an output, and the whole output once it has finished.
-
-    An output's commits concatenate to its hypothesis: nothing is taken back. ``tokens`` end before eos. ``steps`` are all of the
-    output's so far, and grow; those of a search come at its end.
-    """
-
-    request: int
-    output: int
-    tokens: list[int]
-    scores: list[float]
-    finished: Hypothesis | None = None
-    steps: Sequence[Step] = ()
-
-
-def send(rows: Sequence[Sequence[int]] | Sequence[int], device: torch.device) -> Tensor:
-    """Numbers as an int64 tensor on a device, without waiting for the device's earlier work."""
-    return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
-
-
-def pad_rows(tensor: Tensor, rows: int) -> Tensor:
-    """A tensor (B, ...) padded with zeros to (rows, ...)."""
-    return tensor if len(tensor) == rows else torch.cat([tensor, tensor.new_zeros(rows - len(tensor), *tensor.shape[1:])])

@@ -6,9 +6,10 @@ from typing import Any
 from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.requests import ModelLimits, Request, Source
 from specdec_plugins.decoding.roles import Verifier
 from specdec_plugins.decoding.trees import TreeDraft
-from specdec_plugins.decoding.values import LOGITS, Draft, ModelLimits, Request, Source, Verdict, Want
+from specdec_plugins.decoding.values import LOGITS, Draft, Verdict, Want
 
 
 class ModelVerifier(Verifier):

@@ -13,7 +13,7 @@ from specdec_plugins import __version__
 from specdec_plugins.decoding.assembly import THREADS
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.drafters import agreeing
-from specdec_plugins.decoding.values import Source
+from specdec_plugins.decoding.requests import Source
 from specdec_plugins.engine import Engine
 from specdec_plugins.formats.files import write
 from specdec_plugins.formats.folder import load_folder

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.options import Beam
+from specdec_plugins.decoding.requests import Hypothesis, Request, Source
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Hypothesis, Request, Source
 from specdec_plugins.extras import needed
 from specdec_plugins.formats.fairseq import checkpoint_of
 from specdec_plugins.formats.spec import Model

@@ -16,7 +16,7 @@ from specdec_plugins.extras import needed
 from specdec_plugins.measure.machine import Mix
 
 if TYPE_CHECKING:
-    from specdec_plugins.decoding.values import Hypothesis
+    from specdec_plugins.decoding.requests import Hypothesis
     from specdec_plugins.formats.folder import Pair
 
 SYSTEMS = ("fairseq", "fairseq-beam5", "ctranslate2", "ar", "specdec", "specdec-tolerant", "drafter")

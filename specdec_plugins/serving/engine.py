@@ -24,8 +24,8 @@ import torch
 from specdec_plugins.decoding.control.steady import Steady
 from specdec_plugins.decoding.loop import TOGETHER, Session
 from specdec_plugins.decoding.options import Tolerance
+from specdec_plugins.decoding.requests import Commit, Hypothesis, Request
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Commit, Hypothesis, Request
 from specdec_plugins.engine import Engine
 from specdec_plugins.settings import Settings
 

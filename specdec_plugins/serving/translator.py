@@ -8,9 +8,9 @@ from functools import partial, reduce
 from operator import add
 from typing import Any, TypeVar, Unpack, overload
 
+from specdec_plugins.decoding.requests import Commit, Step
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Commit, Step
 from specdec_plugins.options import (
     CALL_FIELDS,
     REQUEST_FIELDS,

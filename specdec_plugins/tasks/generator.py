@@ -19,9 +19,9 @@ from specdec_plugins.decoding.elementary import power
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.noise import mixed
 from specdec_plugins.decoding.options import Beam, Sampling
+from specdec_plugins.decoding.requests import Hypothesis, Request
 from specdec_plugins.decoding.roles import Acceptance, Controller, Drafter, Verifier
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Hypothesis, Request
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.checkpoint import CheckpointError
 from specdec_plugins.formats.spec import DrafterModel, Model

@@ -24,8 +24,9 @@ from specdec_plugins.decoding.constraints import Bounds, repeat_table, repeated,
 from specdec_plugins.decoding.noise import Purpose, uniform
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.sampling import Table, draw, warp
+from specdec_plugins.decoding.tensors import send
 from specdec_plugins.decoding.trees import ROOT, TreeDraft, depths, nodes_of, path_to, tokens_to
-from specdec_plugins.decoding.values import Draft, Draws, Verdict, rejecting, send
+from specdec_plugins.decoding.values import Draft, Draws, Verdict, rejecting
 
 
 class Accepted(NamedTuple):

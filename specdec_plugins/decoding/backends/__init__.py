@@ -16,8 +16,9 @@ from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Beam, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.requests import Source
 from specdec_plugins.decoding.search.beam import Ranked
-from specdec_plugins.decoding.values import Draft, Draws, Plan, Source, Verdict
+from specdec_plugins.decoding.values import Draft, Draws, Plan, Verdict
 from specdec_plugins.model.spec import ModelSpec
 
 

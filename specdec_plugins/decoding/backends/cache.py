@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.values import send
+from specdec_plugins.decoding.tensors import send
 
 
 class KVCache:

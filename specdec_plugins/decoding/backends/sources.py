@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
 
 from specdec_plugins.decoding.backends.cache import KVCache
-from specdec_plugins.decoding.values import Source
+from specdec_plugins.decoding.requests import Source
 
 # Writes the cross-attention entries of a source's sentences, given by index, into slots of a cache.
 Remember = Callable[[Source, Sequence[int], KVCache, Sequence[int]], None]

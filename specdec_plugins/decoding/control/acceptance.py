@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from specdec_plugins.decoding.control.costs import CostModel
-from specdec_plugins.decoding.values import Step
+from specdec_plugins.decoding.requests import Step
 
 DECAY = 0.99  # weight of an observation relative to the next one: about the last 100 count
 PRIOR = 0.75  # pass rate of a first token before any was seen: drafts get a trial, short ones first

@@ -1,8 +1,9 @@
 """Draft lengths in a batch with requests for which a controller does not plan."""
 
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.requests import Request
 from specdec_plugins.decoding.roles import Controller
-from specdec_plugins.decoding.values import Outcome, Plan, Request
+from specdec_plugins.decoding.values import Outcome, Plan
 
 
 class Steady(Controller):

@@ -23,8 +23,9 @@ from specdec_plugins.decoding.backends import LoadedModel, RowState
 from specdec_plugins.decoding.backends.reading import Reading, Visible
 from specdec_plugins.decoding.options import USUAL_BUDGET, Budget
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.roles import Drafter
-from specdec_plugins.decoding.values import Distribution, Draft, Plan, Request, Source
+from specdec_plugins.decoding.values import Distribution, Draft, Plan
 from specdec_plugins.formats.code import find as find_code
 from specdec_plugins.formats.spec import DrafterModel, Model, weight_fault
 from specdec_plugins.model.spec import ModelSpec, Symbols

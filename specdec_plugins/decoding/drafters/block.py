@@ -7,8 +7,9 @@ from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
 from specdec_plugins.decoding.backends.candidates import branch
 from specdec_plugins.decoding.drafters import complete
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.roles import Drafter, Traits
-from specdec_plugins.decoding.values import Draft, Plan, Request, Source
+from specdec_plugins.decoding.values import Draft, Plan
 from specdec_plugins.formats.spec import DrafterModel, Model
 
 

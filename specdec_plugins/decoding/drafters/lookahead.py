@@ -15,9 +15,11 @@ from typing import Any
 from specdec_plugins.decoding.drafters import PairFacts, Rows
 from specdec_plugins.decoding.drafters.recycling import choices
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.requests import Source
 from specdec_plugins.decoding.roles import Drafter, Traits
+from specdec_plugins.decoding.tensors import send
 from specdec_plugins.decoding.trees import TreeDraft
-from specdec_plugins.decoding.values import Draft, Plan, Source, Verdict, send
+from specdec_plugins.decoding.values import Draft, Plan, Verdict
 
 GRAM = 4  # tokens of an n-gram (N), the paper's 3 to 5
 KEPT = 8  # newest n-grams kept per first token: bounds the pool and the time of a lookup

@@ -24,8 +24,9 @@ from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier
 from specdec_plugins.decoding.networks.masking import ManyBlocks, training_blocks
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.recipes import Vectors
+from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.roles import Drafter, Traits
-from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, Want
+from specdec_plugins.decoding.values import Draft, Plan, Verdict, Want
 from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.model.spec import ModelSpec
 

@@ -9,8 +9,9 @@ from itertools import takewhile
 
 from specdec_plugins.decoding.drafters import PairFacts, Rows
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.requests import Source
 from specdec_plugins.decoding.roles import Drafter, Traits
-from specdec_plugins.decoding.values import Draft, Plan, Source
+from specdec_plugins.decoding.values import Draft, Plan
 
 START = -2  # precedes source and output, so that an output may begin as its source does; -1 is a token that is not copied
 RECENT = 64  # latest occurrences of a token that are considered: bounds the time per token

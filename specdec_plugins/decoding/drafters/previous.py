@@ -17,8 +17,9 @@ from specdec_plugins.decoding.control.acceptance import Survival
 from specdec_plugins.decoding.drafters import PairFacts, Rows
 from specdec_plugins.decoding.drafters.ngram import Suffixes
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.requests import Source
 from specdec_plugins.decoding.roles import Drafter, Traits
-from specdec_plugins.decoding.values import Draft, Plan, Source
+from specdec_plugins.decoding.values import Draft, Plan
 
 # Chosen for tokens per pass where the hint is a text to be corrected (data/correction.sh, valid) or another translation.
 AHEAD = 3  # hint tokens that one output token may replace: how far ahead they can meet again

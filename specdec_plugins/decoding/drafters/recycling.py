@@ -14,9 +14,11 @@ import torch
 
 from specdec_plugins.decoding.drafters import PairFacts, Rows
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.requests import Source
 from specdec_plugins.decoding.roles import Drafter, Traits
+from specdec_plugins.decoding.tensors import send
 from specdec_plugins.decoding.trees import TreeDraft, branched
-from specdec_plugins.decoding.values import Draft, Plan, Source, Verdict, send
+from specdec_plugins.decoding.values import Draft, Plan, Verdict
 
 KEPT = 8  # successors of each token in trees, as in the paper
 TAUGHT = math.log(0.5)  # log-probability (nats) that trees assume for a successor learned from a chain

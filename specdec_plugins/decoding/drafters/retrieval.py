@@ -13,8 +13,9 @@ from specdec_plugins.decoding.drafters import PairFacts
 from specdec_plugins.decoding.drafters.ngram import Suffixes
 from specdec_plugins.decoding.drafters.previous import Followed, Hints, Words
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.requests import Source
 from specdec_plugins.decoding.roles import Drafter, Traits
-from specdec_plugins.decoding.values import Draft, Plan, Source
+from specdec_plugins.decoding.values import Draft, Plan
 
 VOTES = 8  # most occurrences that vote: lookup time grows with them
 CONTEXT_BYTES = CONTEXT * TOKEN_BYTES

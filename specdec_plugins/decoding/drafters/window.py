@@ -11,8 +11,9 @@ from specdec_plugins.decoding.budget import Chosen, bytes_of
 from specdec_plugins.decoding.drafters import PairFacts, after_the_last, draft_in_turn
 from specdec_plugins.decoding.options import Budget
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.roles import Drafter, Traits
-from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, Want
+from specdec_plugins.decoding.values import Draft, Plan, Verdict, Want
 
 
 @dataclass

@@ -32,7 +32,8 @@ from specdec_plugins.decoding.backends.torch.transformer import Transformer
 from specdec_plugins.decoding.networks.cross_entropy import cross_entropy
 from specdec_plugins.decoding.networks.decoder import Unrolled, embedded
 from specdec_plugins.decoding.networks.masking import ManyBlocks
-from specdec_plugins.decoding.values import Source, Want
+from specdec_plugins.decoding.requests import Source
+from specdec_plugins.decoding.values import Want
 from specdec_plugins.formats.spec import Model
 from specdec_plugins.model.spec import ModelSpec, Symbols
 

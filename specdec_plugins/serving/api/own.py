@@ -13,7 +13,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import to_json
 
-from specdec_plugins.decoding.values import Step
+from specdec_plugins.decoding.requests import Step
 from specdec_plugins.serving.api.fields import MOST, key_of
 from specdec_plugins.serving.api.schemas import Error, errors, fields, post
 from specdec_plugins.serving.service import Refused, Service, refusals, while_connected

@@ -38,7 +38,7 @@ from specdec_plugins.decoding.backends.torch.transformer import Decoder, Encoder
 from specdec_plugins.decoding.backends.torch.weights import Linear, Norm
 from specdec_plugins.decoding.compiled import Library, library
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import Source
+from specdec_plugins.decoding.requests import Source
 
 __all__ = ["DTYPES", "CpuModel", "load", "obstacles"]
 

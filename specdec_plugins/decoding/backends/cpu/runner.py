@@ -22,10 +22,11 @@ from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.requests import Step
 from specdec_plugins.decoding.roles import Acceptance, Drafter, Verifier
 from specdec_plugins.decoding.runner import Record, Runner
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import LOGITS, Distribution, Draft, Iterations, Plan, Step, Verdict, Want
+from specdec_plugins.decoding.values import LOGITS, Distribution, Draft, Iterations, Plan, Verdict, Want
 
 
 class CpuRunner(Runner):

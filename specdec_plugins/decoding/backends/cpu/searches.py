@@ -13,8 +13,8 @@ from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.elementary import power
 from specdec_plugins.decoding.options import STOPPING, Beam
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.requests import Step
 from specdec_plugins.decoding.search.beam import Beams, Node, Search
-from specdec_plugins.decoding.values import Step
 
 
 @dataclass

@@ -8,7 +8,7 @@ import torch
 from specdec_plugins.decoding.backends.cache import KVCache
 from specdec_plugins.decoding.backends.sources import Slots, Sources
 from specdec_plugins.decoding.compiled import kernels
-from specdec_plugins.decoding.values import Source
+from specdec_plugins.decoding.requests import Source
 
 
 class SlottedState:

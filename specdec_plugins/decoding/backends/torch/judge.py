@@ -16,7 +16,8 @@ from specdec_plugins.decoding.constraints import Bounds, Constraints, repeat_tab
 from specdec_plugins.decoding.options import Beam, Tolerance
 from specdec_plugins.decoding.sampling import Table, warp
 from specdec_plugins.decoding.search.beam import Ranked
-from specdec_plugins.decoding.values import DeviceDraft, Distribution, Draft, Draws, Verdict, pad_rows, rejecting, send
+from specdec_plugins.decoding.tensors import pad_rows, send
+from specdec_plugins.decoding.values import DeviceDraft, Distribution, Draft, Draws, Verdict, rejecting
 
 COLUMNS = 5  # of a table's row before the drafted tokens: offered, minimum, room, beta, tau's bits
 

@@ -27,23 +27,12 @@ from specdec_plugins.decoding.backends.torch.weights import Linear
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Beam, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.requests import Source
 from specdec_plugins.decoding.sampling import Table, draw_candidate
 from specdec_plugins.decoding.search.beam import Ranked
+from specdec_plugins.decoding.tensors import pad_rows, send
 from specdec_plugins.decoding.trees import by_row, nodes_of, tokens_to, within_rows
-from specdec_plugins.decoding.values import (
-    LOGITS,
-    DeviceDraft,
-    Distribution,
-    Draft,
-    Draws,
-    Plan,
-    Source,
-    Verdict,
-    Want,
-    pad_rows,
-    rejecting,
-    send,
-)
+from specdec_plugins.decoding.values import LOGITS, DeviceDraft, Distribution, Draft, Draws, Plan, Verdict, Want, rejecting
 from specdec_plugins.model.spec import Symbols
 
 

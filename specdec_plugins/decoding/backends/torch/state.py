@@ -7,7 +7,8 @@ from torch import Tensor
 
 from specdec_plugins.decoding.backends.cache import KVCache, hide
 from specdec_plugins.decoding.backends.sources import Sources
-from specdec_plugins.decoding.values import Source, send
+from specdec_plugins.decoding.requests import Source
+from specdec_plugins.decoding.tensors import send
 
 
 class DenseState:

@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec_plugins.decoding.backends.cache import hide
 from specdec_plugins.decoding.backends.torch.layers import Embedding, Layer, capped, rotation_of, through, turn, whole
 from specdec_plugins.decoding.backends.torch.weights import Weights
-from specdec_plugins.decoding.values import Source
+from specdec_plugins.decoding.requests import Source
 from specdec_plugins.formats.spec import DrafterModel, Model, symbol_faults, tensor_faults, tensor_shapes
 from specdec_plugins.model.spec import ModelSpec
 
