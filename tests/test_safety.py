@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY
-from specdec_plugins.decoding.roles import Traits
+from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import Distribution, Draft
 from specdec_plugins.formats import checkpoint
 from specdec_plugins.formats.folder import load_folder, load_parts
@@ -163,7 +163,7 @@ def test_a_drafter_has_the_verifiers_vocabulary(folders):
         Translator(replace(pair, drafter=replace(pair.drafter, tensors=tensors)), Settings())
 
 
-class Returning:
+class Returning(Drafter):
     """A drafter from outside, which returns what it was made with."""
 
     traits = Traits()
