@@ -21,7 +21,7 @@ from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends.cpu.passes import CpuPass
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
-from specdec_plugins.decoding.backends.torch.model import TorchPass
+from specdec_plugins.decoding.backends.torch.passes import TorchPass
 from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.options import Beam, Sampling

@@ -23,7 +23,8 @@ from specdec_plugins.decoding.acceptance import rejection
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends.cpu import binding
-from specdec_plugins.decoding.backends.cpu.passes import CpuPass, NativeSampling
+from specdec_plugins.decoding.backends.cpu.passes import CpuPass
+from specdec_plugins.decoding.backends.cpu.rules import NativeSampling
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats, repeat_table, repeated, restrict

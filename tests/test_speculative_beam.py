@@ -28,7 +28,7 @@ from test_trained_drafters import OPTIONS
 from test_trained_drafters import make_pair as trained
 
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
-from specdec_plugins.decoding.backends.torch.model import TorchPass
+from specdec_plugins.decoding.backends.torch.passes import TorchPass
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.options import Beam, Sampling
 from specdec_plugins.decoding.requests import Request

@@ -18,7 +18,7 @@ from specdec_plugins.decoding.acceptance import tree as rules
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.cpu.passes import CpuPass
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
-from specdec_plugins.decoding.backends.torch.model import TorchPass
+from specdec_plugins.decoding.backends.torch.passes import TorchPass
 from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats
 from specdec_plugins.decoding.noise import mixed
 from specdec_plugins.decoding.options import Sampling, Tolerance
@@ -31,7 +31,7 @@ def given_pass(logits, kernels):
     """A pass that has logits (B, W, V), float64, on PyTorch or on the kernels."""
     if kernels:
         return CpuPass.of(SimpleNamespace(engine=binding.Engine(2)), logits.float())
-    return TorchPass(SimpleNamespace(runner=EAGER), {"logits": logits})
+    return TorchPass(SimpleNamespace(executor=EAGER), {"logits": logits})
 
 
 RULES = pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=KERNELS)], ids=["pytorch", "kernels"])

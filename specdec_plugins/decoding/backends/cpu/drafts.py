@@ -11,7 +11,7 @@ import torch
 
 from specdec_plugins.decoding.backends.candidates import numbered
 from specdec_plugins.decoding.backends.cpu.binding import Buffer, address, integers, start
-from specdec_plugins.decoding.backends.cpu.passes import successor_tables
+from specdec_plugins.decoding.backends.cpu.rules import successor_tables
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.recipes import InTurn, Masked, Recipe, Vectors

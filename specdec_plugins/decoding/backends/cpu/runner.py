@@ -1,7 +1,7 @@
 """Iterations in one call of the kernels (csrc/run.h), with the results of `Runner`.
 
-Where the drafter has a recipe, a call runs many iterations; otherwise its `propose` is asked once per call. Trees and drafts for
-searches take the way of `Runner`.
+Where the drafter has a recipe, a call runs many iterations; otherwise the drafter is asked once per call. Trees, drafts for searches
+and acceptance rules of one's own take the way of `Runner`.
 
 B rows without a search, S rows of searches, K drafted tokens.
 """
@@ -16,7 +16,8 @@ from torch import Tensor
 from specdec_plugins.decoding.backends import Reordered
 from specdec_plugins.decoding.backends.cpu.binding import integers, start
 from specdec_plugins.decoding.backends.cpu.drafts import FROM_VECTORS, drafting_by
-from specdec_plugins.decoding.backends.cpu.passes import CpuPass, NativeRepeats, NativeSampling, results_of
+from specdec_plugins.decoding.backends.cpu.passes import CpuPass, results_of
+from specdec_plugins.decoding.backends.cpu.rules import NativeRepeats, NativeSampling
 from specdec_plugins.decoding.backends.cpu.searches import Searches
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.constraints import Constraints
@@ -38,14 +39,14 @@ class CpuRunner(Runner):
         super().__init__(drafter, verifier, acceptance, rows, constraints)
         self.model: Any = verifier.model  # type: ignore[attr-defined]
         symbols, self._banned = constraints.symbols, integers(constraints.banned)
-        self._call = self.model.engine.library.structs["RunCall"](
+        self.call = self.model.engine.library.structs["RunCall"](
             verifier=self.model.stack.pointer, eos=symbols.eos, banned_count=len(self._banned), banned=start(self._banned)
         )
-        self._searches = Searches(self._call.search, constraints)
+        self.searches = Searches(self.call.search, constraints)
         recipe = drafter.recipe()
         model: Any = recipe and recipe.model
-        native = model is not None and model.runner is verifier.runner and model.engine is self.model.engine
-        self._drafting = drafting_by(recipe, self._call.draft, symbols) if recipe and native else None
+        here = model is not None and model.runner is verifier.runner and model.engine is self.model.engine
+        self.native = drafting_by(recipe, self.call.draft, symbols) if recipe and here else None  # None: the drafter proposes
 
     def iterate(self, prefix: Prefix, plan: Plan, times: int, stats: DecodeStats) -> Record | None:
         tolerance, drafts, began = getattr(self.acceptance, "tolerance", None), any(plan.lengths), time.perf_counter()
@@ -53,17 +54,17 @@ class CpuRunner(Runner):
         ahead = drafts and any(request.beam and length for request, length in zip(prefix.requests, plan.lengths))
         if tolerance is None or ahead or (drafts and plan.tree is not None):
             return super().iterate(prefix, plan, times, stats)
-        asked = drafts and self._drafting is None and max(prefix.room) > 0
+        asked = drafts and self.native is None and max(prefix.room) > 0
         draft = self.draft(prefix, plan) if asked else Draft([[] for _ in prefix.requests])
         if draft is None:
             return None
         if asked:
             stats.lap("drafting", prefix.device)
-        observes = self._drafting is None and (asked or self.drafter.traits.follows)
+        observes = self.native is None and (asked or self.drafter.traits.follows)
         batch = Batch(self, prefix, plan, alone, draft, tolerance, self.drafter.traits.wants if observes else LOGITS)
         encoding = batch.run(1 if observes else times)
-        done, call = batch.iterations(), self._call
-        order, over, searched = self._searches.place(alone, self.verifying, prefix, call.taken)
+        done, call = batch.iterations(), self.call
+        order, over, searched = self.searches.place(alone, self.verifying, prefix, call.taken)
         if order is not None and self.drafting is not None:
             self.drafting.select(order)
         if observes:
@@ -74,9 +75,8 @@ class CpuRunner(Runner):
             drafting, verifying = encoding + call.drafting_seconds, call.verifying_seconds
             stats.book(drafting=drafting, verifying=verifying)
             seconds, first = drafting + verifying, encoding + call.first_seconds
-        steps = done.steps
-        if order is not None:
-            rows = len(alone)
+        steps, rows = done.steps, len(alone)
+        if order is not None:  # those of an iteration lie together
             steps = [step for at, some in enumerate(searched) for step in (*steps[at * rows : (at + 1) * rows], *some)]
         return Record(prefix.commit(done, len(alone)) + over, steps, call.taken, seconds, first)
 
@@ -87,7 +87,7 @@ class CpuRunner(Runner):
         verdict = Verdict([step.accepted for step in done.steps], own, done.scores, done.cut)
         seen: Any = CpuPass.of(self.model, **batch.results)
         if order is not None:
-            read = [*batch.alone, *(row for group in self._searches.groups for row in group.rows)]
+            read = [*batch.alone, *(row for group in self.searches.groups for row in group.rows)]
             places = {row: place for place, row in enumerate(read)}
             seen, draft = Reordered(seen, [places[row] for row in order]), Draft([draft.tokens[row] for row in order])
             added = len(order) - len(batch.alone)
@@ -113,7 +113,7 @@ class Batch:
     ):
         """Of the rows ``alone``; the others search."""
         self.runner, self.prefix, self.plan, self.alone, self.want = runner, prefix, plan, alone, want
-        self.call, self.drafting, self.state = runner._call, runner._drafting, runner.verifying
+        self.call, self.drafting, self.state = runner.call, runner.native, runner.verifying
         self.rows = prefix if len(alone) == len(prefix) else prefix.some(alone)
         self.positions = list(map(len, self.rows.outputs))
         self.lengths = [(plan.lengths[row] if self.drafting else len(draft.tokens[row])) for row in alone]
@@ -127,7 +127,7 @@ class Batch:
         batch, needed = len(self.alone), prefix.longest + self.longest + 1
         state.encode()
         call.batch, call.longest, call.steps = batch, self.longest, min(times, model.spec.decoder.max_positions)
-        searching = self.runner._searches.begin(state, prefix, call.steps)
+        searching = self.runner.searches.begin(state, prefix, call.steps)
         state.cache.reserve(state.targets.bound, needed)
         call.caches = state.caches()
         unread, drafter_state, encoding = [[token] for token in self.rows.last], state, 0.0
