@@ -1,7 +1,7 @@
 """Iterations in one call of the kernels (csrc/run.h), with the results of `Runner`.
 
-Where the drafter has a recipe, a call runs many iterations; otherwise the drafter is asked once per call. Trees, drafts for searches
-and acceptance rules of one's own take the way of `Runner`.
+Where the drafter has a recipe, a call runs many iterations; otherwise the drafter is asked once per call. Trees, drafts for
+searches and acceptance rules of one's own take the way of `Runner`.
 
 B rows without a search, S rows of searches, K drafted tokens.
 """
