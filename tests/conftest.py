@@ -215,9 +215,22 @@ def transformers():
 
     transformers.utils.is_torchaudio_available = lambda: False
     from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
+    from transformers.models.mt5.modeling_mt5 import MT5LayerNorm
+    from transformers.models.t5.modeling_t5 import T5LayerNorm
+    from transformers.models.umt5.modeling_umt5 import UMT5LayerNorm
 
     use_our_positions(M2M100SinusoidalPositionalEmbedding)
+    for norm in (T5LayerNorm, MT5LayerNorm, UMT5LayerNorm):
+        norm.forward = precise_norm
     return transformers
+
+
+def precise_norm(self, x):
+    """The RMS norm of T5 in the data type of ``x``: theirs computes the variance in float32, which comparisons in float64 would
+    see."""
+    import torch
+
+    return torch.nn.functional.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
 
 
 def use_our_positions(kind):

@@ -13,6 +13,7 @@ import hf_text
 import pytest
 import torch
 from conftest import transformers
+from naive import untrained_glide
 from safetensors.torch import load_file, save_file
 from support import long_but
 
@@ -24,7 +25,10 @@ from specdec_plugins.decoding.values import Source
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.engine import Engine
 from specdec_plugins.formats.folder import Pair
-from specdec_plugins.formats.huggingface import read_model
+from specdec_plugins.formats.huggingface import FAMILIES, read_model, t5
+from specdec_plugins.formats.huggingface.asked import Asked
+from specdec_plugins.formats.huggingface.families import ACTIVATIONS
+from specdec_plugins.formats.huggingface.generation import generation_of
 from specdec_plugins.formats.spec import DrafterModel
 from specdec_plugins.measure.certificate import LINES
 from specdec_plugins.model.spec import OutputRules
@@ -41,7 +45,12 @@ SMALL = {
 }  # fmt: skip
 MARIAN = {**SMALL, "pad_token_id": SIZE - 1, "decoder_start_token_id": SIZE - 1, "eos_token_id": 0, "forced_eos_token_id": 0}
 PEGASUS = {**SMALL, "pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1, "forced_eos_token_id": 1}
+T5 = {
+    "vocab_size": SIZE, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0,
+    "initializer_factor": 0.5,
+}  # fmt: skip
 OPUS = {"bad_words_ids": [[SIZE - 1]], "renormalize_logits": True, "num_beams": 4}
+GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "untied": True}  # as T5 1.1 is published
 CASES = {  # class, changes of its config, generation config
     "marian": ("Marian", {"activation_function": "swish", "scale_embedding": True}, OPUS),
     "marian, separate": ("Marian", {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": SIZE}, OPUS),
@@ -58,30 +67,43 @@ CASES = {  # class, changes of its config, generation config
     "mbart, language first": ("MBart", {"decoder_start_token_id": 41}, {"no_repeat_ngram_size": 2, "min_new_tokens": 3}),
     "pegasus": ("Pegasus", {"scale_embedding": True}, {"min_length": 4, "length_penalty": 0.8, "num_beams": 8}),
     "pegasus, unscaled": ("Pegasus", {"activation_function": "relu"}, {"begin_suppress_tokens": [1]}),
+    "t5": ("T5", {}, {"num_beams": 4, "length_penalty": 0.6, "early_stopping": True, "no_repeat_ngram_size": 3}),
+    "t5 1.1": ("T5", {**GATED, "d_kv": 8, "num_layers": 3, "num_decoder_layers": 1}, {"suppress_tokens": [7]}),
+    "t5 1.1, tied": ("T5", {"tie_word_embeddings": False, "feed_forward_proj": "gated-silu"}, {"forced_bos_token_id": 9}),
+    "t5, scaled, untied": ("T5", {"feed_forward_proj": "gelu", "untied": True, "relative_attention_num_buckets": 8,
+                                  "relative_attention_max_distance": 20}, {"min_length": 4}),
+    "madlad": ("T5", {**GATED, "pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 1}, {}),
+    "mt5": ("MT5", GATED, {"num_beams": 3}),
+    "mt5, tied": ("MT5", {"feed_forward_proj": "relu", "layer_norm_epsilon": 1e-3}, {"no_repeat_ngram_size": 2}),
+    "umt5": ("UMT5", GATED, {"num_beams": 2, "length_penalty": 1.5}),
+    "umt5, tied": ("UMT5", {"feed_forward_proj": "gated-relu", "num_heads": 3, "d_kv": 32}, {"begin_suppress_tokens": [1]}),
 }  # fmt: skip
-BASES = {"Marian": MARIAN, "Pegasus": PEGASUS}
+QUICK = [name for name, (kind, *_) in CASES.items() if not kind.endswith("T5") or name in ("t5 1.1", "umt5")]
+BASES = {"Marian": MARIAN, "Pegasus": PEGASUS, "T5": T5, "MT5": T5, "UMT5": T5}
 NAMES = {"Marian": "MarianMTModel"}
 
 
 def made(kind, changes, generation, seed=0, length=24):
     """A random model of transformers in float64, every weight of which matters."""
-    library = transformers()
-    config = getattr(library, f"{kind}Config")(**{**BASES.get(kind, SMALL), **changes})
+    library, changes = transformers(), {**BASES.get(kind, SMALL), **changes}
+    untied = changes.pop("untied", False)
+    config = getattr(library, f"{kind}Config")(**changes)
     torch.manual_seed(seed)
     model = getattr(library, NAMES.get(kind, f"{kind}ForConditionalGeneration"))(config).double().eval()
+    if untied:  # version 5 ties them, whatever the config says
+        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
     with torch.no_grad():
         for name, each in [*model.named_parameters(), *model.named_buffers()]:
             if "embed_positions" not in name or kind in ("Bart", "MBart"):
-                each.add_(
-                    (0.1 if "bias" in name or each.dim() < 2 else 0.6 if "encoder_attn" in name else 0.3) * torch.randn_like(each)
-                )
+                cross = "encoder_attn" in name or "EncDecAttention" in name
+                each.add_((0.1 if "bias" in name or each.dim() < 2 else 0.6 if cross else 0.3) * torch.randn_like(each))
         if hasattr(model, "final_logits_bias"):
             model.final_logits_bias[0, config.eos_token_id] += 1
     model.generation_config.update(max_length=length, **generation)
     return model
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=long_but(CASES, *QUICK))
 def case(request, tmp_path_factory):
     """A model of transformers, and the folder that it was saved to."""
     folder = tmp_path_factory.mktemp("model")
@@ -137,6 +159,9 @@ def test_logits_are_those_of_transformers(case):
     ours = TorchModel(load_pair(read_model(folder)[0], None, dtype=torch.float64)[0])
     sources, rng = sources_of(model, 6), random.Random(1)
     targets = [rng.choices(range(2, SIZE - 1), k=rng.randrange(9)) for _ in sources]
+    if ours.spec.decoder.attention.relative:  # beyond the last bucket
+        sources.append(rng.choices(range(3, SIZE - 6), k=160))
+        targets.append(rng.choices(range(3, SIZE - 1), k=150))
     targets = [
         [model.config.decoder_start_token_id, *(token for token in row if token != model.config.pad_token_id)] for row in targets
     ]
@@ -243,9 +268,10 @@ def test_drafts_change_no_output(case, dtype):
     plain = decoded(pair, sources, strategy="ar", **how)
     for drafter in ({"draft_with": "ngram"}, {"draft_with": "recycling", "tree": 6}, {"draft_with": "lookahead"}):
         assert decoded(pair, sources, block_size=4, **drafter, **how) == plain
-    engine = Engine(pair_of(ours, nearly(ours)), Settings(threads=1, block_size=3, **how))
-    assert [each.tokens for each in engine.generate(sources)] == plain
-    assert engine.stats.accepted > 20  # drafters know no bans
+    for drafter, least in ((nearly(ours), 20), (untrained_glide(ours), 0)):
+        engine = Engine(pair_of(ours, drafter), Settings(threads=1, block_size=3, **how))
+        assert [each.tokens for each in engine.generate(sources)] == plain
+        assert engine.stats.accepted > least  # drafters know no bans
     previous = Engine(pair, Settings(threads=1, draft_with="previous", block_size=5, **how))
     requests = [previous.request(n, each, hint=plain[n - 1][1:]) for n, each in enumerate(sources)]
     assert {each.index: each.tokens for each in previous.decode(requests, 7, None)} == dict(enumerate(plain))
@@ -448,7 +474,7 @@ HOSTILE = [
     (lambda folder: (folder / "model.safetensors").unlink(), "no weights in it; expected model.safetensors or pytorch_model.bin"),
     (lambda folder: (folder / "config.json").write_text("["), "config.json: damaged or not ours"),
     (lambda folder: (folder / "generation_config.json").write_bytes(b"\xff"), "generation_config.json: damaged or not ours"),
-    (changed("config.json", model_type="t5"), "model_type 't5' is not supported; available: marian, m2m_100, bart, mbart"),
+    (changed("config.json", model_type="longt5"), "model_type 'longt5' is not supported; available: marian, m2m_100, bart"),
     (changed("config.json", model_type=["bart"]), "model_type ['bart'] is not supported"),
     (changed("config.json", architectures=["BartForSequenceClassification"]), "bart needs BartForConditionalGeneration"),
     (changed("config.json", d_model=10**9), "wider than 65,536"),
@@ -493,6 +519,101 @@ def test_a_hostile_folder_is_refused_in_one_line(plain, tmp_path, capfd, change,
         read_model(tmp_path / "folder")
     assert message in str(error.value) and str(tmp_path) in str(error.value)
     assert "\n" not in str(error.value) and len(str(error.value)) < 1500 and "a pickle ran" not in capfd.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def small_t5(tmp_path_factory):
+    """The folder of a small T5."""
+    folder = tmp_path_factory.mktemp("t5")
+    made("T5", {}, {}).save_pretrained(folder)
+    return folder
+
+
+def renamed(old, new):
+    def change(folder):
+        path = folder / "model.safetensors"
+        save_file({name.replace(old, new): each for name, each in load_file(path).items()}, path, metadata={"format": "pt"})
+
+    return change
+
+
+BIAS = "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+HOSTILE_T5 = [
+    (changed("config.json", d_kv=None), "config.json: no 'd_kv'"),
+    (changed("config.json", d_kv=8), "weights of another shape: encoder.layers.0.self_attn.q_proj.weight (64, 32), not (32, 32)"),
+    (changed("config.json", d_kv=10**5), "wider than 65,536"),
+    (changed("config.json", num_heads=0), "num_heads is 0, not a whole number from 1"),
+    (changed("config.json", num_layers=3), "missing weights: encoder.layers.2."),
+    (changed("config.json", num_decoder_layers=1), "weights without a place here: decoder.block.1."),
+    (changed("config.json", num_decoder_layers=10**8), "more than 1,000 layers"),
+    (changed("config.json", is_gated_act=True), "encoder.layers.0.gate.weight"),
+    (changed("config.json", feed_forward_proj="fast-relu"), "feed_forward_proj 'fast-relu' is not supported; only an activation"),
+    (changed("config.json", dense_act_fn="tanh"), "activation function 'tanh'; available: relu, gelu"),
+    (changed("config.json", relative_attention_num_buckets=30), "a relative bias of 30 buckets up to a distance of 128"),
+    (changed("config.json", relative_attention_max_distance=10**9), "up to a distance of 1,000,000,000"),
+    (changed("config.json", layer_norm_epsilon=0), "a norm's eps is 0"),
+    (changed("config.json", is_encoder_decoder=False), "is_encoder_decoder False is not supported; only true"),
+    (changed("config.json", scale_decoder_outputs=1), "scale_decoder_outputs is 1, neither true nor false"),
+    (changed("config.json", architectures=["T5EncoderModel"]), "t5 needs T5ForConditionalGeneration"),
+    (changed("config.json", vocab_size=SIZE - 1), f"has {SIZE} tokens, not the config's {SIZE - 1}"),
+    (renamed(BIAS, "x"), "missing weights: decoder.layers.0.self_attn.relative.weight, decoder.layers.1."),
+    (renamed("decoder.block.1.layer.0.SelfAttention.q.weight", BIAS.replace("block.0", "block.1")), "missing weights"),
+    (renamed("shared.weight", "x"), "missing weights: encoder.embed_tokens.weight"),
+    (ASKS(decoder_start_token_id=SIZE), f"start token {SIZE} is outside the vocabulary"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), HOSTILE_T5, ids=lambda value: value[:40] if isinstance(value, str) else "")
+def test_a_hostile_t5_is_refused_in_one_line(small_t5, tmp_path, change, message):
+    shutil.copytree(small_t5, tmp_path / "folder")
+    change(tmp_path / "folder")
+    with pytest.raises(ValueError) as error:
+        read_model(tmp_path / "folder")
+    assert message in str(error.value) and str(tmp_path) in str(error.value)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 1500
+
+
+def test_t5_overflows_float16(small_t5):
+    pair = pair_of(read_model(small_t5)[0])
+    with pytest.raises(ValueError, match="float16: this model's hidden states exceed its range; use bfloat16 or float32"):
+        Engine(pair, Settings(threads=1, dtype="float16", strategy="ar"))
+
+
+T5_CONFIGS = [  # as published by their authors, and as saved by versions 4 and 5
+    {},
+    {"tie_word_embeddings": False},
+    {"tie_word_embeddings": True, "scale_decoder_outputs": False},
+    {"tie_word_embeddings": False, "scale_decoder_outputs": True},
+    {"scale_decoder_outputs": False, "feed_forward_proj": "relu"},
+    {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 1},
+    {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True, "layer_norm_epsilon": 1e-5},
+    {"feed_forward_proj": "gelu"},
+    {"feed_forward_proj": "gated-silu", "relative_attention_num_buckets": 16, "relative_attention_max_distance": 64},
+]
+
+
+@pytest.mark.parametrize("kind", ["T5", "MT5", "UMT5"])
+@pytest.mark.parametrize("given", T5_CONFIGS, ids=str)
+def test_settings_of_t5_are_read_as_transformers_reads_them(tmp_path, kind, given):
+    model_type = kind.lower()
+    content = {"model_type": model_type, **{name: value for name, value in T5.items() if name != "initializer_factor"}, **given}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    theirs = transformers().AutoConfig.from_pretrained(tmp_path)
+    config = Asked.read(tmp_path / "config.json")
+    config.values = {**FAMILIES[model_type].defaults, **config.values}
+    spec = t5.spec_of(FAMILIES[model_type], config, generation_of(config, config, False))
+    assert not config.faults
+    scaled = kind != "MT5" and theirs.scale_decoder_outputs
+    assert spec.output.scale == (theirs.d_model**-0.5 if scaled else 1)
+    assert spec.encoder.feed_forward.activation == ACTIVATIONS[theirs.dense_act_fn]
+    assert spec.encoder.feed_forward.gated == theirs.is_gated_act
+    assert (spec.encoder.layers, spec.decoder.layers) == (theirs.num_layers, theirs.num_decoder_layers)
+    relative = spec.encoder.attention.relative
+    assert (relative.buckets, relative.distance) == (
+        theirs.relative_attention_num_buckets, theirs.relative_attention_max_distance
+    )  # fmt: skip
+    assert spec.encoder.norm.eps == theirs.layer_norm_epsilon
+    assert (spec.symbols.pad, spec.symbols.eos, spec.symbols.start) == (theirs.pad_token_id, theirs.eos_token_id, 0)
 
 
 def test_settings_without_a_file_of_their_own_count(plain, tmp_path):
