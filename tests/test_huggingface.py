@@ -288,10 +288,20 @@ PUBLISHED = {  # the tokenizer, the class, the start token, languages
     "mbart50": (partial(hf_text.mbart, fifty=True), "MBart", "</s>", ("fr_XX", "pl_PL")),
     "pegasus": (hf_text.pegasus, "Pegasus", "<pad>", ()),
     "bart": (hf_text.bart, "Bart", "</s>", ()),
+    "t5": (hf_text.t5, "T5", "<pad>", ("en", "de")),
+    "mt5": (partial(hf_text.t5, model_only=True, extra_ids=0), "MT5", "<pad>", ()),
+    "umt5": (hf_text.umt5, "UMT5", "<pad>", ()),
+    "madlad": (partial(hf_text.t5, madlad=True, unknown=2), "T5", "<unk>", (None, "deu")),
+    "byt5": (hf_text.byt5, "T5", "<pad>", ()),
 }  # fmt: skip
+TASKS = {  # as T5's config names them
+    "summarization": {"prefix": "summarize: ", "num_beams": 4},
+    "translation_en_to_de": {"prefix": "translate English to German: "},
+    "translation_en_to_fr": {"prefix": "translate English to French: "},
+}
 
 
-@pytest.fixture(scope="module", params=long_but(PUBLISHED, "nllb"))
+@pytest.fixture(scope="module", params=long_but(PUBLISHED, "nllb", "t5"))
 def published(request, tmp_path_factory):
     """The folder of a model with its tokenizer, and the languages to ask for."""
     tokenizer, kind, start, languages = PUBLISHED[request.param]
@@ -299,7 +309,8 @@ def published(request, tmp_path_factory):
     config = {name: value for name, value in tokenizer(path).items() if name != "model_type"}
     start = transformers().AutoTokenizer.from_pretrained(path).convert_tokens_to_ids(start)
     bans = {"bad_words_ids": [[config["pad_token_id"]]], "no_repeat_ngram_size": 2, "num_beams": 4}
-    config |= {"decoder_start_token_id": start, "max_position_embeddings": 128}
+    config |= {"decoder_start_token_id": start} | ({} if kind.endswith("T5") else {"max_position_embeddings": 128})
+    config |= {"task_specific_params": TASKS} if request.param == "t5" else {}
     made(kind, config, bans).float().save_pretrained(path)
     return path, languages
 
@@ -307,8 +318,11 @@ def published(request, tmp_path_factory):
 def test_an_imported_folder_is_certified(published, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(progress, "LOG_INTERVAL", 0.0)
     folder, languages = published
-    output, options = tmp_path / "ours", [word for pair in zip(("-s", "-t"), languages) for word in pair]
-    assert import_model.main([str(folder), "--output", str(output), "--check", *options]) == 0
+    output, options = tmp_path / "ours", [word for pair in zip(("-s", "-t"), languages) if pair[1] for word in pair]
+    few = list(read_lines(LINES))[::3]
+    (tmp_path / "few").write_text("\n".join(few) + "\n", encoding="utf-8")
+    text = [] if "fra_Latn" in languages else [str(tmp_path / "few")]
+    assert import_model.main([str(folder), "--output", str(output), "--check", *text, *options]) == 0
     said, shown = capsys.readouterr()
     certificate = json.loads((output / "certificate.json").read_text())
     lines = certificate["lines"]

@@ -1,6 +1,7 @@
-"""Tokenizers that ``transformers`` 5 builds from ``tokenizer.json``, by the library ``tokenizers``: NLLB, mBART, BART, Pegasus.
+"""Tokenizers that ``transformers`` 5 builds from ``tokenizer.json``, by ``tokenizers``: NLLB, mBART, BART, Pegasus, T5.
 
 Version 5 takes the vocabulary, merges and added tokens from the file, the rest from the tokenizer's class. So does this codec.
+For models without such a class, such as UMT5, the tokenizer is the whole file.
 """
 
 import base64
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from specdec_plugins.model.spec import Symbols
 
 TABLE = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
-FAMILIES = ("bart", "mbart", "mbart50", "nllb", "pegasus")
+FAMILIES = ("bart", "mbart", "mbart50", "nllb", "pegasus", "t5", "file")
 ROLES = (("tokenizer",), ("vocabulary", "merges"), ("model",))  # of files
 
 
@@ -100,7 +101,10 @@ class TokenizerJson(Framed):
                 AddedToken(each.content, lstrip=each.lstrip, rstrip=each.rstrip, normalized=each.normalized)
                 for each in self.options.added
             )
-            tokenizer.add_special_tokens(list(added))
+            tokenizer.add_tokens(list(added)) if family == "t5" else tokenizer.add_special_tokens(list(added))
+        if family == "file":
+            self._check_frame()
+            return
         if family == "bart":
             tokenizer.normalizer = None
             tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=self.options.prefix_space)
@@ -110,11 +114,19 @@ class TokenizerJson(Framed):
         characters = precompiled(tokenizer.normalizer)
         if family == "pegasus" and not characters:
             characters = [normalizers.Replace(Regex("\n"), " ")]
-        normal = normalizers.Sequence([*characters, normalizers.Replace(Regex(" {2,}"), " ")])
-        tokenizer.normalizer = None if family == "mbart" or (family == "nllb" and not characters) else normal
-        words = [pre_tokenizers.WhitespaceSplit()] if family == "mbart" else []
+        spaces = [] if family == "t5" else [normalizers.Replace(Regex(" {2,}"), " ")]
+        bare = family == "mbart" or (family in ("nllb", "t5") and not characters)
+        tokenizer.normalizer = None if bare else normalizers.Sequence([*characters, *spaces])
+        words = [pre_tokenizers.WhitespaceSplit()] if family in ("mbart", "t5") else []
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*words, metaspace])
         tokenizer.decoder = decoders.Metaspace(SPACE, prepend_scheme="always", split=True)
+
+    def _check_frame(self) -> None:
+        """Raise ValueError if the file frames a source otherwise than the codec does."""
+        with readable(self.path):
+            framed, bare = (self.tokenizer.encode("a", add_special_tokens=special).ids for special in (True, False))
+        if framed != [*bare, self.options.eos]:
+            raise ValueError(f"{self.path}: its template is not supported; only a text and </s>")
 
 
 class Pieces(Sequence[str]):

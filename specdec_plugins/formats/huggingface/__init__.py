@@ -9,13 +9,13 @@ from typing import Any
 from specdec_plugins.formats.errors import listed
 from specdec_plugins.formats.huggingface import bart, t5
 from specdec_plugins.formats.huggingface.asked import Asked
-from specdec_plugins.formats.huggingface.families import Family
+from specdec_plugins.formats.huggingface.families import Reader
 from specdec_plugins.formats.huggingface.generation import generation_of
 from specdec_plugins.formats.huggingface.weights import read_weights
 from specdec_plugins.formats.spec import Model
 
 CONFIG = "config.json"
-FAMILIES: dict[str, Family] = {**bart.FAMILIES, **t5.FAMILIES}  # by model_type
+FAMILIES: dict[str, Reader] = {**bart.FAMILIES, **t5.FAMILIES}  # by model_type
 
 
 def is_huggingface(folder: Path) -> bool:

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from specdec_plugins.formats.huggingface import families
 from specdec_plugins.formats.huggingface.asked import Asked
-from specdec_plugins.formats.huggingface.families import DECODER, ENCODER, PROJECTION, activation_of, checked, tied
+from specdec_plugins.formats.huggingface.families import DECODER, ENCODER, PROJECTION, Reader, activation_of, checked, tied
 from specdec_plugins.formats.huggingface.generation import Generation
 from specdec_plugins.formats.spec import Model, sinusoidal_tables
 from specdec_plugins.model.spec import Attention, Embedding, FeedForward, ModelSpec, Output, SideSpec
@@ -20,7 +19,7 @@ UNUSED = ("encoder.version", "decoder.version", "encoder.embed_positions.weights
 
 
 @dataclass(frozen=True)
-class Family(families.Family):
+class Family(Reader):
     """What the code fixes, whatever a config says, and its defaults."""
 
     offset: int  # the first token's row in the position tables
@@ -47,7 +46,7 @@ FAMILIES = {
 
 
 def model_of(family: Family, config: Asked, generation: Generation, weights: dict[str, Tensor]) -> Model | None:
-    """See `families.Family`."""
+    """See `Reader.model_of`."""
     spec, sizes = spec_of(family, config, generation), vocabularies(family, config)
     if config.faults:
         return None

@@ -21,7 +21,7 @@ ENCODER, DECODER, PROJECTION = "encoder.embed_tokens.weight", "decoder.embed_tok
 
 
 @dataclass(frozen=True)
-class Family:
+class Reader:
     """A ``model_type``, as its class in transformers computes it."""
 
     architecture: str

@@ -9,9 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from specdec_plugins.formats.huggingface import families
 from specdec_plugins.formats.huggingface.asked import Asked
-from specdec_plugins.formats.huggingface.families import DECODER, ENCODER, PROJECTION, activation_of, checked, tied
+from specdec_plugins.formats.huggingface.families import DECODER, ENCODER, PROJECTION, Reader, activation_of, checked, tied
 from specdec_plugins.formats.huggingface.generation import Generation
 from specdec_plugins.formats.spec import Model
 from specdec_plugins.model.spec import (
@@ -37,7 +36,7 @@ BIAS = "self_attn.relative.weight"
 
 
 @dataclass(frozen=True)
-class Family(families.Family):
+class Family(Reader):
     activation: str = "gated-gelu"
     shares_bias: bool = True  # all layers of a side have the first one's
     scales: bool = True  # hidden states before the output projection, unless the config says otherwise
