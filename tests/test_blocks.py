@@ -104,6 +104,18 @@ def test_kernels_compute_the_spec(case, variant):  # noqa: F811
         torch.testing.assert_close(each.double(), logits(model, source, target), rtol=3e-4, atol=3e-4)
 
 
+@torch.inference_mode()
+def test_distances_beyond_the_last_bucket(variant):  # noqa: F811
+    """Of T5's buckets, in both directions. `test_huggingface.py` compares PyTorch's with transformers."""
+    side, rng = side_with("T5's buckets", altered(SIDE, max_positions=400)), random.Random(1)
+    model = random_model(ModelSpec(side, side, Output(bias=True)), SIZE, SIZE)
+    pair = [rng.choices(range(4, SIZE), k=length) for length in (190, 170)]
+    engines = (kernels.load(load_pair(model, None)[0], None, "float32", 2)[0],
+               TorchModel(load_pair(model, None, dtype=torch.float64)[0]))  # fmt: skip
+    found, wanted = (read_twice(engine, [pair], model.spec.symbols.start)[0] for engine in engines)
+    torch.testing.assert_close(found.double(), wanted, rtol=3e-4, atol=3e-4)
+
+
 def requests_of(rng, **more):
     return [
         Request(number, [*(rng.randrange(4, SIZE) for _ in range(rng.randrange(1, 30))), 2], rng.randrange(3, 34), **more)
