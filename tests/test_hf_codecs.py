@@ -343,7 +343,9 @@ def damaged(data, rng):
 
 
 @pytest.mark.parametrize("times", [8, pytest.param(200, marks=pytest.mark.long)])
-@pytest.mark.parametrize("kind", ["marian", "m2m100", "nllb", "mbart50-model", "pegasus", "bart-files"])
+@pytest.mark.parametrize(
+    "kind", ["marian", "m2m100", "nllb", "mbart50-model", "pegasus", "bart-files", "madlad", "t5-model", "umt5", "byt5-old"]
+)
 def test_damaged_files_are_refused_in_one_line(folders, tmp_path, capfd, kind, times):
     folder, config, _, _ = folders(kind)
     rng, languages, refused = random.Random(kind), ASKED.get(kind, (None, None)), 0
@@ -402,6 +404,39 @@ def test_files_with_other_contents(folders, tmp_path, name, content, message):
     with pytest.raises(ValueError, match=message) as refused:
         open_folder(tmp_path / "m", config)
     assert str(tmp_path) in str(refused.value) and len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "kind, content, message",
+    [
+        ("t5-model", {"extra_ids": -1}, "-1 is not a token's number or a length"),
+        ("t5-model", {"extra_ids": 10**8}, "extra_ids 100,000,000; at most 10,000"),
+        ("t5-model", {"extra_ids": 101}, r"'<extra_id_0>' \((\d+)\) is outside the vocabulary"),
+        ("t5-model", {"unk_token": "[UNK]"}, r"its special token '\[UNK\]' has the number of another token"),
+        ("byt5-old", {"extra_ids": 200, "additional_special_tokens": []}, "is outside the vocabulary of 384 tokens"),
+        ("byt5-old", {"pad_token": {"content": "<pad>", "single_word": True}}, "single_word, which is not supported"),
+        ("umt5", {"eos_token": "<pad>"}, "eos is 0 in the tokenizer and 1 in the model"),
+    ],
+)
+def test_tokenizers_of_t5_with_other_contents(folders, tmp_path, kind, content, message):
+    folder, config, _, _ = folders(kind)
+    shutil.copytree(folder, tmp_path / "m")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (tmp_path / "m" / "special_tokens_map.json").unlink(missing_ok=True)
+    hf_text.write(tmp_path / "m", tokenizer_config={**settings, **content})
+    with pytest.raises(ValueError, match=message) as refused:
+        open_folder(tmp_path / "m", config)
+    assert str(tmp_path) in str(refused.value) and len(str(refused.value)) < 500
+
+
+def test_a_template_of_the_file_is_checked(folders, tmp_path):
+    """Where the tokenizer is the whole file."""
+    folder, config, _, _ = folders("umt5")
+    shutil.copytree(folder, tmp_path / "m")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    hf_text.write(tmp_path / "m", tokenizer={**content, "post_processor": None})
+    with pytest.raises(ValueError, match=r"tokenizer.json: its template is not supported; only a text and </s>"):
+        open_folder(tmp_path / "m", config)
 
 
 @pytest.mark.parametrize("kind, package", [("marian", "sentencepiece"), ("nllb", "tokenizers")])
