@@ -310,3 +310,18 @@ def byt5(folder: Path, old: bool = False) -> dict:
         settings = {**named, "additional_special_tokens": extra, "extra_ids": 125, "tokenizer_class": "ByT5Tokenizer"}
         write(folder, tokenizer_config=settings, special_tokens_map={**named, "additional_special_tokens": extra})
     return config
+
+
+def gemma(folder: Path) -> dict:
+    """As T5Gemma's folders."""
+    from transformers import GemmaTokenizer
+    from transformers.tokenization_utils_base import generate_merges
+
+    folder.mkdir(parents=True, exist_ok=True)
+    ids = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3}
+    how = {"byte_fallback": True, "add_dummy_prefix": False, "user_defined_symbols": ["<mask>"]}
+    model = train(folder, "tokenizer", "bpe", 600, **how, **ids)
+    vocabulary = {piece: number for number, piece in enumerate(["<pad>", "<eos>", "<bos>", *pieces(model)[3:]])}
+    model.unlink()
+    tokenizer = GemmaTokenizer(vocab=vocabulary, merges=generate_merges(vocabulary), add_bos_token=True, add_eos_token=False)
+    return save(folder, tokenizer, "t5gemma", pad_token_id=0, bos_token_id=2)

@@ -50,6 +50,16 @@ T5 = {
     "initializer_factor": 0.5,
 }  # fmt: skip
 OPUS = {"bad_words_ids": [[SIZE - 1]], "renormalize_logits": True, "num_beams": 4}
+GEMMA_SIDE = {
+    "vocab_size": SIZE, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 9, "max_position_embeddings": 200,
+    "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0, "sliding_window": 190,
+}  # fmt: skip
+OTHER_SIDE = {
+    **GEMMA_SIDE, "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True, "head_dim": 32,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 300.0}, "hidden_activation": "silu",
+}  # fmt: skip
+GEMMA = {"vocab_size": SIZE, "encoder": GEMMA_SIDE, "decoder": GEMMA_SIDE}
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "untied": True}  # as T5 1.1 is published
 CASES = {  # class, changes of its config, generation config
     "marian": ("Marian", {"activation_function": "swish", "scale_embedding": True}, OPUS),
@@ -76,10 +86,13 @@ CASES = {  # class, changes of its config, generation config
     "mt5": ("MT5", GATED, {"num_beams": 3}),
     "mt5, tied": ("MT5", {"feed_forward_proj": "relu", "layer_norm_epsilon": 1e-3}, {"no_repeat_ngram_size": 2}),
     "umt5": ("UMT5", GATED, {"num_beams": 2, "length_penalty": 1.5}),
+    "t5gemma": ("T5Gemma", {"decoder": {**GEMMA_SIDE, "num_hidden_layers": 3, "hidden_size": 64}}, {}),
+    "t5gemma, no caps, untied": ("T5Gemma", {"tie_word_embeddings": False, "encoder": OTHER_SIDE, "decoder": OTHER_SIDE},
+                                 {"num_beams": 3}),
     "umt5, tied": ("UMT5", {"feed_forward_proj": "gated-relu", "num_heads": 3, "d_kv": 32}, {"begin_suppress_tokens": [1]}),
 }  # fmt: skip
-QUICK = [name for name, (kind, *_) in CASES.items() if not kind.endswith("T5") or name in ("t5 1.1", "umt5")]
-BASES = {"Marian": MARIAN, "Pegasus": PEGASUS, "T5": T5, "MT5": T5, "UMT5": T5}
+QUICK = [name for name, (kind, *_) in CASES.items() if "T5" not in kind or name in ("t5 1.1", "umt5", "t5gemma")]
+BASES = {"Marian": MARIAN, "Pegasus": PEGASUS, "T5": T5, "MT5": T5, "UMT5": T5, "T5Gemma": GEMMA}
 NAMES = {"Marian": "MarianMTModel"}
 
 
@@ -94,9 +107,11 @@ def made(kind, changes, generation, seed=0, length=24):
         model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
     with torch.no_grad():
         for name, each in [*model.named_parameters(), *model.named_buffers()]:
-            if "embed_positions" not in name or kind in ("Bart", "MBart"):
-                cross = "encoder_attn" in name or "EncDecAttention" in name
+            if "inv_freq" not in name and ("embed_positions" not in name or kind in ("Bart", "MBart")):
+                cross = any(each in name for each in ("encoder_attn", "EncDecAttention", "cross_attn"))
                 each.add_((0.1 if "bias" in name or each.dim() < 2 else 0.6 if cross else 0.3) * torch.randn_like(each))
+            if "post_" in name:  # what T5Gemma's layers add, beside large embeddings
+                each.add_(5)
         if hasattr(model, "final_logits_bias"):
             model.final_logits_bias[0, config.eos_token_id] += 1
     model.generation_config.update(max_length=length, **generation)
@@ -145,10 +160,15 @@ def decoded(pair, sources, **settings):
     return [each.tokens for each in Engine(pair, Settings(threads=1, **{"beam": 1, **settings})).generate(sources)]
 
 
+def start_of(model):
+    start = getattr(model.config, "decoder_start_token_id", None)
+    return model.config.bos_token_id if start is None else start
+
+
 def excused(model, source, one, other):
     """Whether two outputs differ first where two of the best logits are closer than `generate`'s float32 can tell."""
     common = next((n for n, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
-    ids = torch.tensor([[model.config.decoder_start_token_id, *one[:common]]])
+    ids = torch.tensor([[start_of(model), *one[:common]]])
     with torch.no_grad():
         best = model(**padded([source], 0), decoder_input_ids=ids).logits[0, -1].topk(5).values
     return (best[:-1] - best[1:]).min() < 1e-5
@@ -159,12 +179,10 @@ def test_logits_are_those_of_transformers(case):
     ours = TorchModel(load_pair(read_model(folder)[0], None, dtype=torch.float64)[0])
     sources, rng = sources_of(model, 6), random.Random(1)
     targets = [rng.choices(range(2, SIZE - 1), k=rng.randrange(9)) for _ in sources]
-    if ours.spec.decoder.attention.relative:  # beyond the last bucket
+    if ours.spec.decoder.embedding.offset is None:  # beyond the last bucket of a relative bias
         sources.append(rng.choices(range(3, SIZE - 6), k=160))
         targets.append(rng.choices(range(3, SIZE - 1), k=150))
-    targets = [
-        [model.config.decoder_start_token_id, *(token for token in row if token != model.config.pad_token_id)] for row in targets
-    ]
+    targets = [[start_of(model), *(token for token in row if token != model.config.pad_token_id)] for row in targets]
     with torch.no_grad():
         wanted = model(
             **padded(sources, model.config.pad_token_id), decoder_input_ids=padded(targets, 3)["input_ids"]
@@ -293,6 +311,7 @@ PUBLISHED = {  # the tokenizer, the class, the start token, languages
     "umt5": (hf_text.umt5, "UMT5", "<pad>", ()),
     "madlad": (partial(hf_text.t5, madlad=True, unknown=2), "T5", "<unk>", (None, "deu")),
     "byt5": (hf_text.byt5, "T5", "<pad>", ()),
+    "t5gemma": (hf_text.gemma, "T5Gemma", "<bos>", ()),
 }  # fmt: skip
 TASKS = {  # as T5's config names them
     "summarization": {"prefix": "summarize: ", "num_beams": 4},
@@ -309,8 +328,11 @@ def published(request, tmp_path_factory):
     config = {name: value for name, value in tokenizer(path).items() if name != "model_type"}
     start = transformers().AutoTokenizer.from_pretrained(path).convert_tokens_to_ids(start)
     bans = {"bad_words_ids": [[config["pad_token_id"]]], "no_repeat_ngram_size": 2, "num_beams": 4}
-    config |= {"decoder_start_token_id": start} | ({} if kind.endswith("T5") else {"max_position_embeddings": 128})
+    config |= {"decoder_start_token_id": start} | ({} if "T5" in kind else {"max_position_embeddings": 128})
     config |= {"task_specific_params": TASKS} if request.param == "t5" else {}
+    if kind == "T5Gemma":
+        side = {**GEMMA_SIDE, "vocab_size": config["vocab_size"], "max_position_embeddings": 400, "sliding_window": 400}
+        config |= {"encoder": side, "decoder": side}
     made(kind, config, bans).float().save_pretrained(path)
     return path, languages
 
@@ -527,12 +549,18 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("change", "message"), HOSTILE, ids=lambda value: value[:40] if isinstance(value, str) else "")
 def test_a_hostile_folder_is_refused_in_one_line(plain, tmp_path, capfd, change, message):
-    shutil.copytree(plain[0], tmp_path / "folder")
-    change(tmp_path / "folder")
+    refused(plain[0], tmp_path / "folder", change, message)
+    assert "a pickle ran" not in capfd.readouterr().out
+
+
+def refused(original, folder, change, message):
+    """A changed copy of a folder is refused in one line with this message."""
+    shutil.copytree(original, folder)
+    change(folder)
     with pytest.raises(ValueError) as error:
-        read_model(tmp_path / "folder")
-    assert message in str(error.value) and str(tmp_path) in str(error.value)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 1500 and "a pickle ran" not in capfd.readouterr().out
+        read_model(folder)
+    assert message in str(error.value) and str(folder) in str(error.value)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 1500
 
 
 @pytest.fixture(scope="module")
@@ -577,14 +605,62 @@ HOSTILE_T5 = [
 ]  # fmt: skip
 
 
+def within(side, **values):
+    def change(folder):
+        path = folder / "config.json"
+        content = json.loads(path.read_text())
+        content[side] |= values
+        path.write_text(json.dumps(content))
+
+    return change
+
+
+HOSTILE_GEMMA = [
+    (changed("config.json", encoder=None), "config.json: no 'encoder' with its sizes"),
+    (changed("config.json", decoder=[1]), "config.json: no 'decoder' with its sizes"),
+    (within("encoder", head_dim=None), "config.json: no 'head_dim'"),
+    (within("encoder", head_dim=7), "rotary positions of heads of width 7"),
+    (within("decoder", num_key_value_heads=3), "3 key-value heads do not divide 4 heads"),
+    (within("decoder", num_hidden_layers=5), "missing weights: decoder.layers.3."),
+    (within("decoder", layer_types=["chunked_attention"]), "is not supported; only full_attention and sliding_attention"),
+    (within("decoder", sliding_window=0), "sliding_window is 0, not a whole number from 1"),
+    (within("decoder", rope_parameters={"rope_type": "yarn", "rope_theta": 9.0}), "only the rope_type 'default'"),
+    (within("decoder", rope_parameters=3), "only the rope_type 'default' and a rope_theta"),
+    (within("decoder", rope_parameters=None, rope_scaling={"factor": 2}), "rope_scaling {'factor': 2} is not"),
+    (within("encoder", rope_parameters={"rope_theta": 0.5}), "rotary positions with a theta of 0.5"),
+    (within("encoder", attn_logit_softcapping=-1), "the cap of scores: a factor of -1.0"),
+    (within("encoder", query_pre_attn_scalar="x"), "query_pre_attn_scalar is 'x', not a whole number"),
+    (within("encoder", attention_bias=True), "missing weights: encoder.layers.0.self_attn.q_proj.bias"),
+    (within("encoder", hidden_activation="quick_gelu"), "activation function 'quick_gelu'; available: relu, gelu"),
+    (within("decoder", vocab_size=SIZE + 1), f"decoder.embed_tokens.weight has {SIZE} tokens, not the config's {SIZE + 1}"),
+    (ASKS(eos_token_id=[1, 7]), "eos_token_id is [1, 7], not one token"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def small_gemma(tmp_path_factory):
+    """The folder of a small T5Gemma."""
+    folder = tmp_path_factory.mktemp("t5gemma")
+    made(*CASES["t5gemma"]).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("change", "message"), HOSTILE_GEMMA, ids=lambda value: value[:40] if isinstance(value, str) else "")
+def test_a_hostile_t5gemma_is_refused_in_one_line(small_gemma, tmp_path, change, message):
+    refused(small_gemma, tmp_path / "folder", change, message)
+
+
+def test_windows_of_attention_bound_positions(small_gemma, tmp_path):
+    shutil.copytree(small_gemma, tmp_path / "folder")
+    sides = read_model(tmp_path / "folder")[0].spec
+    assert (sides.encoder.max_positions, sides.decoder.max_positions) == (190, 190)
+    within("encoder", layer_types=["full_attention"] * 2)(tmp_path / "folder")
+    assert read_model(tmp_path / "folder")[0].spec.encoder.max_positions == 200
+
+
 @pytest.mark.parametrize(("change", "message"), HOSTILE_T5, ids=lambda value: value[:40] if isinstance(value, str) else "")
 def test_a_hostile_t5_is_refused_in_one_line(small_t5, tmp_path, change, message):
-    shutil.copytree(small_t5, tmp_path / "folder")
-    change(tmp_path / "folder")
-    with pytest.raises(ValueError) as error:
-        read_model(tmp_path / "folder")
-    assert message in str(error.value) and str(tmp_path) in str(error.value)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 1500
+    refused(small_t5, tmp_path / "folder", change, message)
 
 
 def test_t5_overflows_float16(small_t5):
@@ -614,7 +690,7 @@ def test_settings_of_t5_are_read_as_transformers_reads_them(tmp_path, kind, give
     (tmp_path / "config.json").write_text(json.dumps(content))
     theirs = transformers().AutoConfig.from_pretrained(tmp_path)
     config = Asked.read(tmp_path / "config.json")
-    config.values = {**FAMILIES[model_type].defaults, **config.values}
+    config.values = {**FAMILIES[model_type].defaults(config), **config.values}
     spec = t5.spec_of(FAMILIES[model_type], config, generation_of(config, config, False))
     assert not config.faults
     scaled = kind != "MT5" and theirs.scale_decoder_outputs

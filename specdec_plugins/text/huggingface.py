@@ -23,7 +23,7 @@ USUAL: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 # By ``model_type``, where no file names the tokenizer's class.
 CLASSES = {"marian": "MarianTokenizer", "m2m_100": "M2M100Tokenizer", "mbart": "MBartTokenizer", "bart": "BartTokenizer",
-           "pegasus": "PegasusTokenizer", "t5": "T5Tokenizer", "mt5": "T5Tokenizer"}  # fmt: skip
+           "pegasus": "PegasusTokenizer", "t5": "T5Tokenizer", "mt5": "T5Tokenizer", "t5gemma": "GemmaTokenizer"}  # fmt: skip
 NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # special tokens, in the order in which missing ones get numbers
 DEFAULTS = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>", "cls": "<s>", "mask": "<mask>"}
 
@@ -37,8 +37,10 @@ class Family:
     roles: Mapping[str, str]
     family: str = ""  # of tokenizer-json
     code: str = ""  # language tokens; the group is the language
-    named: tuple[str, ...] = NAMED  # special tokens that it always has
+    named: tuple[str, ...] = NAMED  # special tokens that it always has ..
+    defaults: Mapping[str, str] = field(default_factory=lambda: DEFAULTS)  # .. and what they are
     others: Mapping[str, str] = field(default_factory=dict)  # files where there is no tokenizer.json
+    flags: tuple[str, ...] = ()  # settings that are true, among those of `USUAL` that others have not
 
 
 JSON, REGION = {"tokenizer": "tokenizer.json"}, r"([a-z]{2,3}_[A-Z]{2})"
@@ -65,6 +67,10 @@ FAMILIES = {
     "T5Tokenizer": Family(
         "tokenizer-json", "text eos", JSON, "t5", named=("eos", "unk", "pad"), others={"model": "spiece.model"}
     ),
+    "GemmaTokenizer": Family(
+        "tokenizer-json", "bos text", JSON, "gemma", named=("pad", "eos", "bos", "unk"),
+        defaults={"pad": "<pad>", "eos": "<eos>", "bos": "<bos>", "unk": "<unk>"}, flags=("add_bos_token",),
+    ),
     "ByT5Tokenizer": Family("byt5", "text eos", {}, named=("pad", "eos", "unk")),
     "TokenizersBackend": FILE, "PreTrainedTokenizer": FILE,
 }  # fmt: skip
@@ -89,7 +95,9 @@ class TokenizerFolder:
             raise ValueError(f"{folder}: tokenizer '{brief(name)}' is not supported; these are: {', '.join(FAMILIES)}")
         self.family = FAMILIES[self.name]
         wrong = [
-            f"{key} {brief(self.settings[key], 40)}" for key, good in USUAL.items() if self.settings.get(key, good[0]) not in good
+            f"{key} {brief(self.settings[key], 40)}"
+            for key, good in (USUAL | dict.fromkeys(self.family.flags, (True,))).items()
+            if self.settings.get(key, good[0]) not in good
         ]
         if wrong:
             raise ValueError(f"{self.path}: not supported: {', '.join(wrong)}")
@@ -182,7 +190,7 @@ class TokenizerFolder:
     @property
     def ends(self) -> tuple[str, ...]:
         """The named tokens that end a source, and begin it."""
-        return ("sep", "cls") if self.family is BART else ("eos",)
+        return {"bart": ("sep", "cls"), "gemma": ("eos", "bos")}.get(self.family.family, ("eos",))
 
     def added(self, numbers: Mapping[str, int]) -> tuple[list[Added], dict[str, str]]:
         """Tokens that text may contain verbatim, and the named special ones. Those without a number follow the vocabulary."""
@@ -198,7 +206,9 @@ class TokenizerFolder:
             tokens = {self.index(number): self.token(content, special=False) for content, number in plain.items()}
         own = {key.removesuffix("_token"): value for key, value in self.settings.items() if key.endswith("_token") and value}
         given = {key: self.token(value) for key, value in own.items()}
-        named = {name: DEFAULTS[name] for name in self.family.named} | {key: each.content for key, each in given.items()}
+        named = {name: self.family.defaults[name] for name in self.family.named} | {
+            key: each.content for key, each in given.items()
+        }
         more = self.settings.get("extra_special_tokens") or self.settings.get("additional_special_tokens") or []
         if not isinstance(more, list | dict):
             raise ValueError(f"{self.path}: its special tokens are not a list")

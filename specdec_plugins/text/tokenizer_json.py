@@ -1,4 +1,4 @@
-"""Tokenizers that ``transformers`` 5 builds from ``tokenizer.json``, by ``tokenizers``: NLLB, mBART, BART, Pegasus, T5.
+"""Tokenizers that ``transformers`` 5 builds from ``tokenizer.json``, by ``tokenizers``: NLLB, mBART, BART, Pegasus, T5, Gemma.
 
 Version 5 takes the vocabulary, merges and added tokens from the file, the rest from the tokenizer's class. So does this codec.
 For models without such a class, such as UMT5, the tokenizer is the whole file.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_plugins.extras import needed
 from specdec_plugins.formats.errors import brief
-from specdec_plugins.text.codec import CodecConfig
+from specdec_plugins.text.codec import CodecConfig, Redecoded
 from specdec_plugins.text.framed import SPACE, Framed
 from specdec_plugins.text.sentencepiece import read_pieces
 from specdec_plugins.text.vocabulary import Vocabulary
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specdec_plugins.model.spec import Symbols
 
 TABLE = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
-FAMILIES = ("bart", "mbart", "mbart50", "nllb", "pegasus", "t5", "file")
+FAMILIES = ("bart", "mbart", "mbart50", "nllb", "pegasus", "t5", "gemma", "file")
 ROLES = (("tokenizer",), ("vocabulary", "merges"), ("model",))  # of files
 
 
@@ -45,6 +45,9 @@ class TokenizerJson(Framed):
         for each in self.options.added:
             if each.id not in known or known[each.id].content != each.content:
                 raise ValueError(f"{self.path}: token {each.id:,} is not the added token '{each.content:.40}'")
+        self.bytes = frozenset(
+            self.tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256 * (self.options.family == "gemma"))
+        )
         pieces = Pieces(self.tokenizer.id_to_token, self.options.source_size)
         self.source = self.target = Vocabulary(pieces, self.options.unknown, self.path)
 
@@ -61,6 +64,19 @@ class TokenizerJson(Framed):
 
     def joined(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def decoder(self) -> Redecoded:
+        if not self.bytes:
+            return super().decoder()
+        held = self.bytes | self.skipped
+
+        def settled(text: str) -> int:
+            """A byte may make nonsense of the bytes before it."""
+            end = next((n for n in range(len(stream.ids), 0, -1) if stream.ids[n - 1] not in held), 0)
+            return self.settled(self.decode(stream.ids[:end]))
+
+        stream = Redecoded(self.decode, settled)
+        return stream
 
     def plain(self, piece: str) -> str:
         return self.tokenizer.decoder.decode([piece]).strip(" \ufffd")
@@ -104,6 +120,11 @@ class TokenizerJson(Framed):
             tokenizer.add_tokens(list(added)) if family == "t5" else tokenizer.add_special_tokens(list(added))
         if family == "file":
             self._check_frame()
+            return
+        if family == "gemma":
+            tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+            tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+            tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
             return
         if family == "bart":
             tokenizer.normalizer = None

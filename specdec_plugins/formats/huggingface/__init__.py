@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_plugins.formats.errors import listed
-from specdec_plugins.formats.huggingface import bart, t5
+from specdec_plugins.formats.huggingface import bart, t5, t5gemma
 from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.families import Reader
 from specdec_plugins.formats.huggingface.generation import generation_of
@@ -15,7 +15,7 @@ from specdec_plugins.formats.huggingface.weights import read_weights
 from specdec_plugins.formats.spec import Model
 
 CONFIG = "config.json"
-FAMILIES: dict[str, Reader] = {**bart.FAMILIES, **t5.FAMILIES}  # by model_type
+FAMILIES: dict[str, Reader] = {**bart.FAMILIES, **t5.FAMILIES, **t5gemma.FAMILIES}  # by model_type
 
 
 def is_huggingface(folder: Path) -> bool:
@@ -31,7 +31,7 @@ def read_model(folder: Path) -> tuple[Model, dict[str, Any]]:
     family, architectures = FAMILIES[kind], config.get("architectures")
     if architectures not in (None, [], *([name] for name in family.names)):
         raise ValueError(f"{config.path}: architectures {architectures!r:.80}; {kind} needs {family.architecture}")
-    config.values = {**family.defaults, **config.values}
+    config.values = {**family.defaults(config), **config.values}
     path = folder / "generation_config.json"
     whole = path.is_file()
     asked = Asked.read(path) if whole else Asked(config.path, config.values)

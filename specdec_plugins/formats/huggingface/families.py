@@ -32,9 +32,8 @@ class Reader:
         embedding."""
         return self.architecture, re.sub("MTModel|ForConditionalGeneration", "Model", self.architecture)
 
-    @property
-    def defaults(self) -> Mapping[str, Any]:
-        """Values of a config that lacks them and that `generate` needs."""
+    def defaults(self, config: Asked) -> Mapping[str, Any]:
+        """Values that `generate` needs, for a config that lacks them."""
         return {}
 
     def model_of(self, config: Asked, generation: Generation, weights: dict[str, Tensor]) -> Model | None:

@@ -47,8 +47,7 @@ class Family(Reader):
     def names(self) -> tuple[str, ...]:
         return (*super().names, *self.others)
 
-    @property
-    def defaults(self) -> Mapping[str, Any]:
+    def defaults(self, config: Asked) -> Mapping[str, Any]:
         return {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": self.start}
 
     def model_of(self, config: Asked, generation: Generation, weights: dict[str, Tensor]) -> Model | None:
@@ -77,11 +76,10 @@ def spec_of(family: Family, config: Asked, generation: Generation) -> ModelSpec:
     )  # fmt: skip
     if config.flag("is_encoder_decoder", True) is False:
         config.refuse("is_encoder_decoder", "true")
-    symbols = generation.symbols
-    unknown = next(token for token in (2, 0) if token != symbols.eos)  # MADLAD's is 0, where others have pad
+    unknown = next(token for token in (2, 0) if token != generation.symbols.eos)  # MADLAD's is 0, where others have pad
     return ModelSpec(
         encoder, replace(encoder, layers=config.whole("num_decoder_layers", layers, least=1)),
-        Output(scale=width**-0.5 if scales(family, config) else 1.0), symbols=replace(symbols, mask=unknown),
+        Output(scale=width**-0.5 if scales(family, config) else 1.0), symbols=generation.symbols_with(unknown),
         forced=generation.forced, suppressed=generation.suppressed, outputs=generation.rules, float16=False,
     )  # fmt: skip
 
