@@ -79,6 +79,7 @@ class RequestSettings(TypedDict, total=False):
     rule: str
     windows: int | str | None
     context: int
+    prefix: str | None
 
 
 class AllSettings(RequestSettings, total=False):

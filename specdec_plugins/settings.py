@@ -36,7 +36,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty", "rule", "seed
 # The settings that a call or a request may change. All others shape the loaded model.
 PER_REQUEST = {
     "beta", "tau", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram_size", "beam", "nbest", "lenpen", "unkpen", *SAMPLING,
-    "sampling", "windows", "context",
+    "sampling", "windows", "context", "prefix",
 }  # fmt: skip
 
 Fault = tuple[str, str]  # a field's name, and what is wrong with its value, to be read after the name
@@ -193,12 +193,17 @@ class Settings:
     )  # fmt: skip
     context: int = option(0, "read each window with the C before it (default: 0)", "C", least=0, most=MOST,
                           strategies=SCORED, group="documents")  # fmt: skip
-    max_positions: int | None = count(None, "allow N tokens where the model was trained on fewer; sinusoidal positions only",
+    max_positions: int | None = count(None, "allow N tokens where the model was trained on fewer; not with learned positions",
                                       most=10_000_000, strategies=OWN, group="documents")  # fmt: skip
 
+    prefix: str | None = option(
+        None, "begin every source with TEXT, such as 'summarize: ', for models trained on several tasks (default: what the model "
+        "folder says)", "TEXT", kind=str, strategies=OWN, group="text",
+    )  # fmt: skip
+
     device: str = option("cpu", "cpu, cuda or cuda:N (default: cpu)", "D", common=True, group="machine")
-    dtype: str = option("float32", "of the weights; auto: the fastest, int8 on a CPU and float16 on a GPU (default: float32)",
-                        words=DTYPES, hidden=("float64",), common=True, group="machine")  # fmt: skip
+    dtype: str = option("float32", "of the weights; auto: the fastest, int8 on a CPU, float16 or bfloat16 on a GPU "
+                        "(default: float32)", words=DTYPES, hidden=("float64",), common=True, group="machine")  # fmt: skip
     threads: int | None = count(None, "CPU threads (default: one per usable CPU)", most=MOST_THREADS, common=True,
                                 group="machine")  # fmt: skip
     kernels: str | None = option(

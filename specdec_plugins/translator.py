@@ -45,6 +45,7 @@ from specdec_plugins.settings import WHOLE, OptionError, Settings
 from specdec_plugins.terms import translate_terms
 from specdec_plugins.text.agreement import most_agreed
 from specdec_plugins.text.codec import Encoded, NoLanguage
+from specdec_plugins.text.framed import Framed
 from specdec_plugins.text.languages import two_letters
 from specdec_plugins.text.numbers import missing_numbers
 from specdec_plugins.translations import BESIDE, Source, SourceTooLong, Translation
@@ -58,8 +59,6 @@ class Translator:
     """A loaded pair and its settings, for one thread at a time. ``drafter`` replaces the pair's."""
 
     def __init__(self, pair: Pair, settings: Settings, drafter: Drafter | None = None):
-        self.codec = pair.codec
-        self._frames: dict[tuple[str | None, str | None], Encoded] = {}  # the empty text in each pair of languages
         self._use(Engine(pair, settings, drafter))
         with suppress(NoLanguage):  # requests may name one
             self.codec.encode("")  # loads the codec's files, so that faults show up front
@@ -88,6 +87,12 @@ class Translator:
 
     def _use(self, engine: Engine) -> None:
         self.engine, self.pair, self.settings = engine, engine.pair, engine.settings
+        self.codec = self.pair.codec
+        if (prefix := self.settings.prefix) is not None:
+            if not isinstance(self.codec, Framed):
+                raise OptionError([("prefix", f"is not supported by codec {self.pair.config.name}, only by imported models")])
+            self.codec = self.codec.with_prefix(prefix)
+        self._frames: dict[Pairing, Encoded] = {}  # the empty text in each pair of languages
         self.max_source = min(engine.max_source, self.codec.max_length or engine.max_source)
         windows = self.settings.windows
         if isinstance(windows, int) and not self.codec.concatenates:
@@ -335,7 +340,8 @@ class Translator:
             text = self.codec.source.ids(line.split()) if encoded is None else encoded.text
             shortened = more or len(text) > limit
             if not shortened or too_long == "truncate":
-                return Source(frame.framed(text[:limit]), text[:limit], shortened, frame.forced, None if more else encoded)
+                ids = (encoded or frame).framed(text[:limit])
+                return Source(ids, text[:limit], shortened, frame.forced, None if more else encoded)
             count = f"{len(text):,}"
         if too_long == "error":
             raise SourceTooLong(index, count, limit)

@@ -215,9 +215,48 @@ def transformers():
 
     transformers.utils.is_torchaudio_available = lambda: False
     from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
+    from transformers.models.mt5.modeling_mt5 import MT5LayerNorm
+    from transformers.models.t5.modeling_t5 import T5LayerNorm
+    from transformers.models.t5gemma import modeling_t5gemma
+    from transformers.models.umt5.modeling_umt5 import UMT5LayerNorm
 
     use_our_positions(M2M100SinusoidalPositionalEmbedding)
+    for norm in (T5LayerNorm, MT5LayerNorm, UMT5LayerNorm):
+        norm.forward = precise_norm
+    make_precise(modeling_t5gemma)
     return transformers
+
+
+def precise_norm(self, x):
+    """The RMS norm of T5 in the data type of ``x``: theirs computes the variance in float32, which comparisons in float64 would
+    see."""
+    import torch
+
+    return torch.nn.functional.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
+
+
+def make_precise(module):
+    """Makes T5Gemma compute norms and attention in the data type of its inputs, with our rotary tables: theirs are float32's."""
+    import types
+
+    import torch
+    import torch.nn.functional as F
+
+    from specdec_plugins.formats.positions import rotations
+
+    def norm(self, x):
+        return F.rms_norm(x, self.weight.shape, 1 + self.weight, self.eps)
+
+    def rotary(self, x, position_ids):
+        config = self.config
+        table = rotations(config.max_position_embeddings, config.head_dim, config.rope_parameters["rope_theta"])
+        return [torch.cat([part, part], -1).to(x) for part in table[position_ids].chunk(2, -1)]
+
+    functional = types.SimpleNamespace(softmax=lambda x, dim, dtype: x.softmax(dim), dropout=F.dropout)
+    attend = module.eager_attention_forward
+    own = {**attend.__globals__, "nn": types.SimpleNamespace(functional=functional, Module=torch.nn.Module)}
+    module.eager_attention_forward = types.FunctionType(attend.__code__, own, argdefs=attend.__defaults__)
+    module.T5GemmaRMSNorm.forward, module.T5GemmaRotaryEmbedding.forward = norm, rotary
 
 
 def use_our_positions(kind):

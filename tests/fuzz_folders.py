@@ -31,6 +31,9 @@ from specdec_plugins.decoding.drafters import glide
 from specdec_plugins.decoding.drafters.eagle import shape as eagle_shape
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.folder import Pair, load_folder, load_parts, save_folder
+from specdec_plugins.formats.huggingface import FAMILIES, t5
+from specdec_plugins.formats.huggingface.asked import Asked
+from specdec_plugins.formats.huggingface.generation import generation_of
 from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.model.spec import Attention, Embedding, FeedForward, ModelSpec, SideSpec, Symbols
 from specdec_plugins.settings import Settings
@@ -112,6 +115,7 @@ def build(folder: Path) -> None:
     }  # fmt: skip
     (first / "model.json").write_text(json.dumps(described))
     build_huggingface(folder / "huggingface")
+    build_t5(folder / "t5")
     torch.manual_seed(0)
     sentences = [tuple(random.Random(n).choices(range(4, SIZE), k=4) for n in (number, -number)) for number in range(9)]
     store = Datastore.of_pairs(sentences, 2, SIZE)
@@ -151,6 +155,41 @@ def build_huggingface(folder: Path) -> None:
     for name, content in contents.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     (folder / "merges.txt").write_text("#version: 0.2\n" + "".join(f"w {number}\n" for number in range(10)))
+
+
+def build_t5(folder: Path) -> None:
+    """A T5 1.1 as published, with a tokenizer.json and tasks."""
+    folder.mkdir()
+    generation = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "max_length": 20, "num_beams": 2}
+    config = {
+        "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": WIDTH, "d_kv": 16, "d_ff": WIDTH,
+        "num_heads": 2, "num_layers": 2, "num_decoder_layers": 2, "vocab_size": SIZE, "feed_forward_proj": "gated-gelu",
+        "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20, "layer_norm_epsilon": 1e-6,
+        "tie_word_embeddings": False, "is_encoder_decoder": True,
+        "task_specific_params": {"translation_en_to_de": {"prefix": "w1 w2 "}},
+    }  # fmt: skip
+    asked = Asked(folder / "config.json", config)
+    family = FAMILIES["t5"]
+    spec = t5.spec_of(family, asked, generation_of(Asked(asked.path, generation), asked, True))
+    names = {ours: theirs for theirs, ours in t5.names_of(spec, family).items()}
+    names |= {"encoder.embed_tokens.weight": "shared.weight", "decoder.output_projection.weight": "lm_head.weight"}
+    tensors = {names[name]: tensor for name, tensor in tensors_of(random_model(spec, SIZE, SIZE)).items() if name in names}
+    save_file(tensors, folder / "model.safetensors")
+    special = ["<pad>", "</s>", "<unk>"]
+    pieces = [*special, "\u2581", "w", *"0123456789", *(f"\u2581w{number}" for number in range(SIZE - 16)), "<extra_id_0>"]
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    contents = {
+        "config": config, "generation_config": generation,
+        "tokenizer_config": {"tokenizer_class": "T5Tokenizer", "extra_ids": 1, "model_max_length": 30},
+        "tokenizer": {
+            "version": "1.0", "normalizer": None, "pre_tokenizer": metaspace, "decoder": metaspace, "post_processor": None,
+            "added_tokens": [{"id": pieces.index(name), "content": name, **flags} for name in (*special, "<extra_id_0>")],
+            "model": {"type": "Unigram", "unk_id": 2, "vocab": [[piece, -float(n)] for n, piece in enumerate(pieces)]},
+        },
+    }  # fmt: skip
+    for name, content in contents.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
 
 
 # ---- mutations: each changes files of a folder, and returns what it did
@@ -352,7 +391,7 @@ def attempt(folder: Path, rng: random.Random) -> str:
 def run(base: Path, number: int, seed: int, work: Path) -> tuple[str, str]:
     """Case ``number``: what was done, and what came of it."""
     rng = random.Random(f"{seed} {number}")
-    kind = rng.choice(("marian", "causal", "glide", "block", "hydra", "eagle", "first", *["parts", "huggingface"] * 2))
+    kind = rng.choice(("marian", "causal", "glide", "block", "hydra", "eagle", "first", *["parts", "huggingface", "t5"] * 2))
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(base / kind, work)
     edits = PARTS_EDITS if kind == "parts" else FOLDER_EDITS

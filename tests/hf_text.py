@@ -240,3 +240,88 @@ def bart(folder: Path, files: bool = False, **settings) -> dict:
     for name in ("tokenizer.json",) if files else ("vocab.json", "merges.txt"):
         (folder / name).unlink()
     return config
+
+
+def t5(
+    folder: Path, table: bool = True, model_only: bool = False, madlad: bool = False, unknown: int = 0, **settings
+) -> dict:  # fmt: skip
+    """As T5's folders, with ``madlad`` as MADLAD's: other special tokens, languages among the pieces, and an ``unknown`` token.
+    With ``model_only``, the folder has the SentencePiece model, which has two tokens of its users."""
+    from transformers import T5Tokenizer
+
+    folder.mkdir(parents=True, exist_ok=True)
+    languages = [f"<2{code}>" for code in ("de", "en", "fr", "iw", "zh", "zh_Latn", "ndc_ZW")]
+    ids = (
+        {"pad_id": -1, "unk_id": 0, "bos_id": 1, "eos_id": 2} if madlad else {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    )
+    own = languages if madlad else ["<x>", "dog"] if model_only else []
+    model = train(folder, "spiece", user_defined_symbols=own, **ids)
+    config = {"pad_token_id": int(madlad), "eos_token_id": 1 + madlad, "decoder_start_token_id": 0}
+    if model_only:
+        (folder / "training.txt").unlink()
+        write(folder, tokenizer_config={"tokenizer_class": "T5Tokenizer", "model_max_length": 512, **settings})
+        config |= {"model_type": "t5", "vocab_size": len(pieces(model)) + settings.get("extra_ids", 100)}
+        write(folder, config=config)
+        return config
+    names = {"pad_token": "<s>", "extra_ids": 0, "additional_special_tokens": []} if madlad else {}
+    sentinels = [f"<extra_id_{number}>" for number in reversed(range(names.get("extra_ids", 100)))]
+    vocabulary = [*scored(model), *((name, 0.0) for name in sentinels)]
+    map_ = character_table(model) if table else None
+    tokenizer = T5Tokenizer(vocab=vocabulary, _spm_precompiled_charsmap=map_, **names, **settings)
+    model.unlink()
+    config = save(folder, tokenizer, "t5", **config)
+    if madlad:  # as version 4 wrote it
+        content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        content["model"]["unk_id"] = unknown
+        write(folder, tokenizer=content)
+    return config
+
+
+def umt5(folder: Path) -> dict:
+    """As UMT5's folders, whose tokenizer is what the file says, here that of T5 as version 4 wrote it."""
+    t5(folder, tokenizer_class="T5Tokenizer")
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    table = content["normalizer"]
+    collapse = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "\u2581"}
+    strip = {"type": "Strip", "strip_left": False, "strip_right": True}
+    metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    content |= {"normalizer": {"type": "Sequence", "normalizers": [table, strip, collapse]}, "pre_tokenizer": metaspace,
+                "decoder": metaspace}  # fmt: skip
+    write(folder, tokenizer=content)
+    config = {**json.loads((folder / "config.json").read_text()), "model_type": "umt5"}
+    write(folder, config=config)
+    return config
+
+
+def byt5(folder: Path, old: bool = False) -> dict:
+    """With ``old``, as version 4 saved it."""
+    from transformers import ByT5Tokenizer
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = ByT5Tokenizer()
+    config = save(folder, tokenizer, "t5", vocab_size=384, pad_token_id=0, decoder_start_token_id=0)
+    if old:
+        token = {"lstrip": False, "normalized": True, "rstrip": False, "single_word": False}
+        named = {f"{name}_token": {"content": content, **token} for name, content in
+                 (("eos", "</s>"), ("pad", "<pad>"), ("unk", "<unk>"))}  # fmt: skip
+        extra = [f"<extra_id_{number}>" for number in range(125)]
+        for path in folder.glob("*token*.json"):
+            path.unlink()
+        settings = {**named, "additional_special_tokens": extra, "extra_ids": 125, "tokenizer_class": "ByT5Tokenizer"}
+        write(folder, tokenizer_config=settings, special_tokens_map={**named, "additional_special_tokens": extra})
+    return config
+
+
+def gemma(folder: Path) -> dict:
+    """As T5Gemma's folders."""
+    from transformers import GemmaTokenizer
+    from transformers.tokenization_utils_base import generate_merges
+
+    folder.mkdir(parents=True, exist_ok=True)
+    ids = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3}
+    how = {"byte_fallback": True, "add_dummy_prefix": False, "user_defined_symbols": ["<mask>"]}
+    model = train(folder, "tokenizer", "bpe", 600, **how, **ids)
+    vocabulary = {piece: number for number, piece in enumerate(["<pad>", "<eos>", "<bos>", *pieces(model)[3:]])}
+    model.unlink()
+    tokenizer = GemmaTokenizer(vocab=vocabulary, merges=generate_merges(vocabulary), add_bos_token=True, add_eos_token=False)
+    return save(folder, tokenizer, "t5gemma", pad_token_id=0, bos_token_id=2)

@@ -6,7 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specdec_plugins.formats.spec import Model, shapes
+from specdec_plugins.decoding.drafters import glide
+from specdec_plugins.formats.spec import DrafterModel, Model, shapes
 from specdec_plugins.model.spec import Attention, FeedForward, ModelSpec, Norm, SideSpec
 
 # Parts of a side by names of their own, for tests
@@ -57,6 +58,18 @@ def random_model(spec: ModelSpec, source_size: int, target_size: int, seed: int 
         tensor = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
         tensors[name] = tensor + ("norm" in name and name.endswith("weight"))
     return Model(spec, tensors)
+
+
+def untrained_glide(model: Model) -> DrafterModel:
+    """The drafter `glide` on a model's cache, with the model's last layer for its own, so that some drafts pass."""
+    width, last = glide.shape(model.spec, 1).decoder.feed_forward.width, model.spec.decoder.layers - 1
+    tensors = {name: tensor for name, tensor in model.tensors.items() if name.startswith("decoder.layer_norm.")}
+    for name, tensor in model.tensors.items():
+        part = name.removeprefix(f"decoder.layers.{last}.").split(".")[0]
+        if name.startswith(f"decoder.layers.{last}.") and not glide.hosted(name):
+            narrow = tensor[:width] if part in ("fc1", "gate") else tensor[:, :width] if name.endswith("fc2.weight") else tensor
+            tensors[name.replace(f"layers.{last}.", "layers.0.")] = narrow.clone()
+    return DrafterModel("glide", tensors, None, {"layers": 1}, 4)
 
 
 def logits(model: Model, source: list[int], target: list[int]) -> Tensor:

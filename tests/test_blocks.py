@@ -6,7 +6,7 @@ from dataclasses import replace
 import one_file_architecture
 import pytest
 import torch
-from naive import altered, logits, random_model, side_of
+from naive import altered, logits, random_model, side_of, untrained_glide
 from support import Knowing, long_but
 from test_formats import SIZE, cases, dictionary, read_twice
 from test_kernels import variant  # noqa: F401 - a fixture
@@ -19,14 +19,13 @@ from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.backends.torch.weights import Weights
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.control.fixed import FixedLength
-from specdec_plugins.decoding.drafters import glide
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.options import Beam, Tree
 from specdec_plugins.decoding.requests import Request
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.formats.folder import Pair, load_folder, save_folder
 from specdec_plugins.formats.positions import buckets
-from specdec_plugins.formats.spec import DrafterModel, Model
+from specdec_plugins.formats.spec import Model
 from specdec_plugins.model.spec import Embedding, FeedForward, ModelSpec, Norm, Output, Relative, Rotary
 from specdec_plugins.text.codec import CodecConfig
 
@@ -105,6 +104,18 @@ def test_kernels_compute_the_spec(case, variant):  # noqa: F811
         torch.testing.assert_close(each.double(), logits(model, source, target), rtol=3e-4, atol=3e-4)
 
 
+@torch.inference_mode()
+def test_distances_beyond_the_last_bucket(variant):  # noqa: F811
+    """Of T5's buckets, in both directions. `test_huggingface.py` compares PyTorch's with transformers."""
+    side, rng = side_with("T5's buckets", altered(SIDE, max_positions=400)), random.Random(1)
+    model = random_model(ModelSpec(side, side, Output(bias=True)), SIZE, SIZE)
+    pair = [rng.choices(range(4, SIZE), k=length) for length in (190, 170)]
+    engines = (kernels.load(load_pair(model, None)[0], None, "float32", 2)[0],
+               TorchModel(load_pair(model, None, dtype=torch.float64)[0]))  # fmt: skip
+    found, wanted = (read_twice(engine, [pair], model.spec.symbols.start)[0] for engine in engines)
+    torch.testing.assert_close(found.double(), wanted, rtol=3e-4, atol=3e-4)
+
+
 def requests_of(rng, **more):
     return [
         Request(number, [*(rng.randrange(4, SIZE) for _ in range(rng.randrange(1, 30))), 2], rng.randrange(3, 34), **more)
@@ -122,21 +133,10 @@ def outputs_of(pair, dtype, length, requests, drafter=None, tree=None):
 
 
 def pair_with(case):
-    """A model, and the drafter `glide` on its cache, untrained but with the verifier's own layers, so that some drafts pass."""
+    """A model, and the drafter `glide` on its cache."""
     model = model_with(case)
     model = Model(replace(model.spec, output=replace(model.spec.output, cap=None)), model.tensors)
-    spec = glide.shape(model.spec, 1)
-    tensors = {name: tensor for name, tensor in model.tensors.items() if name.startswith("decoder.layer_norm.")}
-    for name, tensor in model.tensors.items():
-        if name.startswith("decoder.layers.1.") and not glide.hosted(name):
-            shape = list(tensor.shape)
-            part = name.split(".")[3]
-            if part in ("fc1", "gate"):
-                tensor = tensor[: spec.decoder.feed_forward.width]
-            elif part == "fc2" and len(shape) == 2:
-                tensor = tensor[:, : spec.decoder.feed_forward.width]
-            tensors[name.replace("layers.1.", "layers.0.")] = tensor.clone()
-    return model, DrafterModel("glide", tensors, None, {"layers": 1}, 4)
+    return model, untrained_glide(model)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int8"])
@@ -207,6 +207,16 @@ def test_projections_are_joined(biased):
     once, always = (Weights(tensors, packing).linear("q", "k") for packing in (False, True))
     x = torch.randn(3, 8)
     assert once(x).equal(always(x)) and (once.bias is not None) == biased
+
+
+def test_matrices_to_pack_stay_as_stored():
+    """In float16; norms and tables are widened."""
+    model = model_with("T5")
+    half = Model(model.spec, {name: tensor.half() for name, tensor in model.tensors.items()})
+    placed = load_pair(half, None, packing=True)[0]
+    layer = placed.decoder.layers[0]
+    assert {each.weight.dtype for each in (layer.qkv, layer.out, layer.fc1, layer.gate, layer.fc2)} == {torch.float16}
+    assert layer.attention.relative.dtype == layer.around.before.weight.dtype == torch.float32
 
 
 def test_buckets():

@@ -5,7 +5,7 @@ import pytest
 import torch
 from conftest import transformers
 
-from specdec_plugins.commands import datastore, translate
+from specdec_plugins.commands import datastore, import_model, translate
 from specdec_plugins.translator import SourceTooLong, Translator
 
 pytest.importorskip("transformers", reason="compares with transformers")
@@ -42,6 +42,65 @@ def many(tmp_path_factory):
 def one(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hf") / "marian"
     return folder, *saved(folder, hf_text.marian, "marian", "Marian", model_max_length=12)
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    """A T5 that knows tasks by their prefixes."""
+    folder = tmp_path_factory.mktemp("hf") / "t5"
+    config = hf_text.t5(folder, model_max_length=80)
+    named = {"translation_en_to_de": {"prefix": "translate English to German: "},
+             "translation_en_to_fr": {"prefix": "translate English to French: "}}  # fmt: skip
+    torch.manual_seed(2)
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "initializer_factor": 3.0}
+    library = transformers()
+    settings = library.T5Config(**sizes, **{**config, "task_specific_params": named})
+    model = library.T5ForConditionalGeneration(settings).eval()
+    model.generation_config.max_length = 12
+    model.save_pretrained(folder)
+    return folder, library.AutoTokenizer.from_pretrained(folder), model.double()
+
+
+@pytest.mark.parametrize("options", [{"strategy": "ar"}, {"draft_with": "ngram", "block_size": 4}], ids=str)
+def test_tasks_by_language_and_by_prefix(tasks, options):
+    folder, tokenizer, model = tasks
+    translator = Translator.from_pretrained(folder, dtype="float64", **options)
+    prefixes = {"": {}, "translate English to German: ": {"source_lang": "en", "target_lang": "deu"},
+                "translate English to French: ": {"target_lang": "fr"}, "summarize: ": {"prefix": "summarize: "}}  # fmt: skip
+    for prefix, asked in prefixes.items():
+        wanted = [by_transformers(tokenizer, model, prefix + line if line else "") for line in LINES]
+        found = translator.translate(LINES, **asked)
+        assert [each.text for each in found] == wanted
+        assert found[0].source_tokens == tokenizer.convert_ids_to_tokens(tokenizer(LINES[0])["input_ids"][:-1])
+        assert "".join(translator.stream_text(LINES[0], **asked)) == wanted[0]
+    assert len({tuple(each.text for each in translator.translate(LINES[:1], **asked)) for asked in prefixes.values()}) > 1
+    found = translator.translate([LINES[0]], prefix="summarize: ", alignments=True, word_scores=True)[0]
+    assert found.alignment.source == [(0, 3), (4, 9), (10, 15), (16, 19)]  # words of the text alone
+    with pytest.raises(ValueError, match="a prefix of 2,000 characters"):
+        translator.translate(LINES, prefix="x" * 2000)
+
+
+def test_a_prefix_counts_in_the_length_of_a_source(tasks):
+    folder, tokenizer, _ = tasks
+    translator = Translator.from_pretrained(folder, strategy="ar", prefix="summarize: ")
+    line = " ".join(LINES * 2)
+    wanted = tokenizer("summarize: " + line, truncation=True)["input_ids"]
+    assert translator.source(0, line, False, "truncate").tokens == wanted and len(wanted) == 80
+
+
+def test_a_folder_keeps_its_prefix(tasks, tmp_path, capfd):
+    folder, tokenizer, model = tasks
+    arguments = [str(folder), "--prefix", "summarize: "]
+    assert import_model.main([*arguments, "--output", str(tmp_path / "made")]) == 0
+    assert import_model.main([*arguments, "--check"]) == 2 and "--prefix requires --output" in capfd.readouterr().err
+    wanted = by_transformers(tokenizer, model, f"summarize: {LINES[0]}")
+    (tmp_path / "in").write_text(LINES[0] + "\n", encoding="utf-8")
+    more = ["--strategy", "ar", "--quiet", str(tmp_path / "in")]
+    for given in (["--model", str(tmp_path / "made")], ["--model", str(folder), "--prefix", "summarize: "]):
+        assert translate.main([*given, *more]) == 0
+        assert capfd.readouterr().out == f"{wanted}\n"
+    assert translate.main(["--model", "data/demo.en-de", "--prefix", "x", *more]) != 0
+    assert "--prefix is not supported by codec fairseq-bpe" in capfd.readouterr().err
 
 
 def by_transformers(tokenizer, model, line, source=None, target=None, **more):

@@ -13,6 +13,7 @@ import hf_text
 import pytest
 import torch
 from conftest import transformers
+from naive import untrained_glide
 from safetensors.torch import load_file, save_file
 from support import long_but
 
@@ -24,7 +25,10 @@ from specdec_plugins.decoding.requests import Source
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.engine import Engine
 from specdec_plugins.formats.folder import Pair
-from specdec_plugins.formats.huggingface import read_model
+from specdec_plugins.formats.huggingface import FAMILIES, read_model, t5
+from specdec_plugins.formats.huggingface.asked import Asked
+from specdec_plugins.formats.huggingface.families import ACTIVATIONS
+from specdec_plugins.formats.huggingface.generation import generation_of
 from specdec_plugins.formats.spec import DrafterModel
 from specdec_plugins.measure.certificate import LINES
 from specdec_plugins.model.spec import OutputRules
@@ -41,7 +45,22 @@ SMALL = {
 }  # fmt: skip
 MARIAN = {**SMALL, "pad_token_id": SIZE - 1, "decoder_start_token_id": SIZE - 1, "eos_token_id": 0, "forced_eos_token_id": 0}
 PEGASUS = {**SMALL, "pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1, "forced_eos_token_id": 1}
+T5 = {
+    "vocab_size": SIZE, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0,
+    "initializer_factor": 0.5,
+}  # fmt: skip
 OPUS = {"bad_words_ids": [[SIZE - 1]], "renormalize_logits": True, "num_beams": 4}
+GEMMA_SIDE = {
+    "vocab_size": SIZE, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 9, "max_position_embeddings": 200,
+    "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0, "sliding_window": 190,
+}  # fmt: skip
+OTHER_SIDE = {
+    **GEMMA_SIDE, "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True, "head_dim": 32,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 300.0}, "hidden_activation": "silu",
+}  # fmt: skip
+GEMMA = {"vocab_size": SIZE, "encoder": GEMMA_SIDE, "decoder": GEMMA_SIDE}
+GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "untied": True}  # as T5 1.1 is published
 CASES = {  # class, changes of its config, generation config
     "marian": ("Marian", {"activation_function": "swish", "scale_embedding": True}, OPUS),
     "marian, separate": ("Marian", {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": SIZE}, OPUS),
@@ -58,30 +77,48 @@ CASES = {  # class, changes of its config, generation config
     "mbart, language first": ("MBart", {"decoder_start_token_id": 41}, {"no_repeat_ngram_size": 2, "min_new_tokens": 3}),
     "pegasus": ("Pegasus", {"scale_embedding": True}, {"min_length": 4, "length_penalty": 0.8, "num_beams": 8}),
     "pegasus, unscaled": ("Pegasus", {"activation_function": "relu"}, {"begin_suppress_tokens": [1]}),
+    "t5": ("T5", {}, {"num_beams": 4, "length_penalty": 0.6, "early_stopping": True, "no_repeat_ngram_size": 3}),
+    "t5 1.1": ("T5", {**GATED, "d_kv": 8, "num_layers": 3, "num_decoder_layers": 1}, {"suppress_tokens": [7]}),
+    "t5 1.1, tied": ("T5", {"tie_word_embeddings": False, "feed_forward_proj": "gated-silu"}, {"forced_bos_token_id": 9}),
+    "t5, scaled, untied": ("T5", {"feed_forward_proj": "gelu", "untied": True, "relative_attention_num_buckets": 8,
+                                  "relative_attention_max_distance": 20}, {"min_length": 4}),
+    "madlad": ("T5", {**GATED, "pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 1}, {}),
+    "mt5": ("MT5", GATED, {"num_beams": 3}),
+    "mt5, tied": ("MT5", {"feed_forward_proj": "relu", "layer_norm_epsilon": 1e-3}, {"no_repeat_ngram_size": 2}),
+    "umt5": ("UMT5", GATED, {"num_beams": 2, "length_penalty": 1.5}),
+    "t5gemma": ("T5Gemma", {"decoder": {**GEMMA_SIDE, "num_hidden_layers": 3, "hidden_size": 64}}, {}),
+    "t5gemma, no caps, untied": ("T5Gemma", {"tie_word_embeddings": False, "encoder": OTHER_SIDE, "decoder": OTHER_SIDE},
+                                 {"num_beams": 3}),
+    "umt5, tied": ("UMT5", {"feed_forward_proj": "gated-relu", "num_heads": 3, "d_kv": 32}, {"begin_suppress_tokens": [1]}),
 }  # fmt: skip
-BASES = {"Marian": MARIAN, "Pegasus": PEGASUS}
+QUICK = [name for name, (kind, *_) in CASES.items() if "T5" not in kind or name in ("t5 1.1", "umt5", "t5gemma")]
+BASES = {"Marian": MARIAN, "Pegasus": PEGASUS, "T5": T5, "MT5": T5, "UMT5": T5, "T5Gemma": GEMMA}
 NAMES = {"Marian": "MarianMTModel"}
 
 
 def made(kind, changes, generation, seed=0, length=24):
     """A random model of transformers in float64, every weight of which matters."""
-    library = transformers()
-    config = getattr(library, f"{kind}Config")(**{**BASES.get(kind, SMALL), **changes})
+    library, changes = transformers(), {**BASES.get(kind, SMALL), **changes}
+    untied = changes.pop("untied", False)
+    config = getattr(library, f"{kind}Config")(**changes)
     torch.manual_seed(seed)
     model = getattr(library, NAMES.get(kind, f"{kind}ForConditionalGeneration"))(config).double().eval()
+    if untied:  # version 5 ties them, whatever the config says
+        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
     with torch.no_grad():
         for name, each in [*model.named_parameters(), *model.named_buffers()]:
-            if "embed_positions" not in name or kind in ("Bart", "MBart"):
-                each.add_(
-                    (0.1 if "bias" in name or each.dim() < 2 else 0.6 if "encoder_attn" in name else 0.3) * torch.randn_like(each)
-                )
+            if "inv_freq" not in name and ("embed_positions" not in name or kind in ("Bart", "MBart")):
+                cross = any(each in name for each in ("encoder_attn", "EncDecAttention", "cross_attn"))
+                each.add_((0.1 if "bias" in name or each.dim() < 2 else 0.6 if cross else 0.3) * torch.randn_like(each))
+            if "post_" in name:  # what T5Gemma's layers add, beside large embeddings
+                each.add_(5)
         if hasattr(model, "final_logits_bias"):
             model.final_logits_bias[0, config.eos_token_id] += 1
     model.generation_config.update(max_length=length, **generation)
     return model
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=long_but(CASES, *QUICK))
 def case(request, tmp_path_factory):
     """A model of transformers, and the folder that it was saved to."""
     folder = tmp_path_factory.mktemp("model")
@@ -123,10 +160,15 @@ def decoded(pair, sources, **settings):
     return [each.tokens for each in Engine(pair, Settings(threads=1, **{"beam": 1, **settings})).generate(sources)]
 
 
+def start_of(model):
+    start = getattr(model.config, "decoder_start_token_id", None)
+    return model.config.bos_token_id if start is None else start
+
+
 def excused(model, source, one, other):
     """Whether two outputs differ first where two of the best logits are closer than `generate`'s float32 can tell."""
     common = next((n for n, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
-    ids = torch.tensor([[model.config.decoder_start_token_id, *one[:common]]])
+    ids = torch.tensor([[start_of(model), *one[:common]]])
     with torch.no_grad():
         best = model(**padded([source], 0), decoder_input_ids=ids).logits[0, -1].topk(5).values
     return (best[:-1] - best[1:]).min() < 1e-5
@@ -137,9 +179,10 @@ def test_logits_are_those_of_transformers(case):
     ours = TorchModel(load_pair(read_model(folder)[0], None, dtype=torch.float64)[0])
     sources, rng = sources_of(model, 6), random.Random(1)
     targets = [rng.choices(range(2, SIZE - 1), k=rng.randrange(9)) for _ in sources]
-    targets = [
-        [model.config.decoder_start_token_id, *(token for token in row if token != model.config.pad_token_id)] for row in targets
-    ]
+    if ours.spec.decoder.embedding.offset is None:  # beyond the last bucket of a relative bias
+        sources.append(rng.choices(range(3, SIZE - 6), k=160))
+        targets.append(rng.choices(range(3, SIZE - 1), k=150))
+    targets = [[start_of(model), *(token for token in row if token != model.config.pad_token_id)] for row in targets]
     with torch.no_grad():
         wanted = model(
             **padded(sources, model.config.pad_token_id), decoder_input_ids=padded(targets, 3)["input_ids"]
@@ -243,9 +286,10 @@ def test_drafts_change_no_output(case, dtype):
     plain = decoded(pair, sources, strategy="ar", **how)
     for drafter in ({"draft_with": "ngram"}, {"draft_with": "recycling", "tree": 6}, {"draft_with": "lookahead"}):
         assert decoded(pair, sources, block_size=4, **drafter, **how) == plain
-    engine = Engine(pair_of(ours, nearly(ours)), Settings(threads=1, block_size=3, **how))
-    assert [each.tokens for each in engine.generate(sources)] == plain
-    assert engine.stats.accepted > 20  # drafters know no bans
+    for drafter, least in ((nearly(ours), 20), (untrained_glide(ours), 0)):
+        engine = Engine(pair_of(ours, drafter), Settings(threads=1, block_size=3, **how))
+        assert [each.tokens for each in engine.generate(sources)] == plain
+        assert engine.stats.accepted > least  # drafters know no bans
     previous = Engine(pair, Settings(threads=1, draft_with="previous", block_size=5, **how))
     requests = [previous.request(n, each, hint=plain[n - 1][1:]) for n, each in enumerate(sources)]
     assert {each.index: each.tokens for each in previous.decode(requests, 7, None)} == dict(enumerate(plain))
@@ -262,10 +306,21 @@ PUBLISHED = {  # the tokenizer, the class, the start token, languages
     "mbart50": (partial(hf_text.mbart, fifty=True), "MBart", "</s>", ("fr_XX", "pl_PL")),
     "pegasus": (hf_text.pegasus, "Pegasus", "<pad>", ()),
     "bart": (hf_text.bart, "Bart", "</s>", ()),
+    "t5": (hf_text.t5, "T5", "<pad>", ("en", "de")),
+    "mt5": (partial(hf_text.t5, model_only=True, extra_ids=0), "MT5", "<pad>", ()),
+    "umt5": (hf_text.umt5, "UMT5", "<pad>", ()),
+    "madlad": (partial(hf_text.t5, madlad=True, unknown=2), "T5", "<unk>", (None, "deu")),
+    "byt5": (hf_text.byt5, "T5", "<pad>", ()),
+    "t5gemma": (hf_text.gemma, "T5Gemma", "<bos>", ()),
 }  # fmt: skip
+TASKS = {  # as T5's config names them
+    "summarization": {"prefix": "summarize: ", "num_beams": 4},
+    "translation_en_to_de": {"prefix": "translate English to German: "},
+    "translation_en_to_fr": {"prefix": "translate English to French: "},
+}
 
 
-@pytest.fixture(scope="module", params=long_but(PUBLISHED, "nllb"))
+@pytest.fixture(scope="module", params=long_but(PUBLISHED, "nllb", "t5"))
 def published(request, tmp_path_factory):
     """The folder of a model with its tokenizer, and the languages to ask for."""
     tokenizer, kind, start, languages = PUBLISHED[request.param]
@@ -273,7 +328,11 @@ def published(request, tmp_path_factory):
     config = {name: value for name, value in tokenizer(path).items() if name != "model_type"}
     start = transformers().AutoTokenizer.from_pretrained(path).convert_tokens_to_ids(start)
     bans = {"bad_words_ids": [[config["pad_token_id"]]], "no_repeat_ngram_size": 2, "num_beams": 4}
-    config |= {"decoder_start_token_id": start, "max_position_embeddings": 128}
+    config |= {"decoder_start_token_id": start} | ({} if "T5" in kind else {"max_position_embeddings": 128})
+    config |= {"task_specific_params": TASKS} if request.param == "t5" else {}
+    if kind == "T5Gemma":
+        side = {**GEMMA_SIDE, "vocab_size": config["vocab_size"], "max_position_embeddings": 400, "sliding_window": 400}
+        config |= {"encoder": side, "decoder": side}
     made(kind, config, bans).float().save_pretrained(path)
     return path, languages
 
@@ -281,8 +340,11 @@ def published(request, tmp_path_factory):
 def test_an_imported_folder_is_certified(published, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(progress, "LOG_INTERVAL", 0.0)
     folder, languages = published
-    output, options = tmp_path / "ours", [word for pair in zip(("-s", "-t"), languages) for word in pair]
-    assert import_model.main([str(folder), "--output", str(output), "--check", *options]) == 0
+    output, options = tmp_path / "ours", [word for pair in zip(("-s", "-t"), languages) if pair[1] for word in pair]
+    few = list(read_lines(LINES))[::3]
+    (tmp_path / "few").write_text("\n".join(few) + "\n", encoding="utf-8")
+    text = [] if "fra_Latn" in languages else [str(tmp_path / "few")]
+    assert import_model.main([str(folder), "--output", str(output), "--check", *text, *options]) == 0
     said, shown = capsys.readouterr()
     certificate = json.loads((output / "certificate.json").read_text())
     lines = certificate["lines"]
@@ -448,7 +510,7 @@ HOSTILE = [
     (lambda folder: (folder / "model.safetensors").unlink(), "no weights in it; expected model.safetensors or pytorch_model.bin"),
     (lambda folder: (folder / "config.json").write_text("["), "config.json: damaged or not ours"),
     (lambda folder: (folder / "generation_config.json").write_bytes(b"\xff"), "generation_config.json: damaged or not ours"),
-    (changed("config.json", model_type="t5"), "model_type 't5' is not supported; available: marian, m2m_100, bart, mbart"),
+    (changed("config.json", model_type="longt5"), "model_type 'longt5' is not supported; available: marian, m2m_100, bart"),
     (changed("config.json", model_type=["bart"]), "model_type ['bart'] is not supported"),
     (changed("config.json", architectures=["BartForSequenceClassification"]), "bart needs BartForConditionalGeneration"),
     (changed("config.json", d_model=10**9), "wider than 65,536"),
@@ -487,12 +549,161 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("change", "message"), HOSTILE, ids=lambda value: value[:40] if isinstance(value, str) else "")
 def test_a_hostile_folder_is_refused_in_one_line(plain, tmp_path, capfd, change, message):
-    shutil.copytree(plain[0], tmp_path / "folder")
-    change(tmp_path / "folder")
+    refused(plain[0], tmp_path / "folder", change, message)
+    assert "a pickle ran" not in capfd.readouterr().out
+
+
+def refused(original, folder, change, message):
+    """A changed copy of a folder is refused in one line with this message."""
+    shutil.copytree(original, folder)
+    change(folder)
     with pytest.raises(ValueError) as error:
-        read_model(tmp_path / "folder")
-    assert message in str(error.value) and str(tmp_path) in str(error.value)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 1500 and "a pickle ran" not in capfd.readouterr().out
+        read_model(folder)
+    assert message in str(error.value) and str(folder) in str(error.value)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 1500
+
+
+@pytest.fixture(scope="module")
+def small_t5(tmp_path_factory):
+    """The folder of a small T5."""
+    folder = tmp_path_factory.mktemp("t5")
+    made("T5", {}, {}).save_pretrained(folder)
+    return folder
+
+
+def renamed(old, new):
+    def change(folder):
+        path = folder / "model.safetensors"
+        save_file({name.replace(old, new): each for name, each in load_file(path).items()}, path, metadata={"format": "pt"})
+
+    return change
+
+
+BIAS = "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+HOSTILE_T5 = [
+    (changed("config.json", d_kv=None), "config.json: no 'd_kv'"),
+    (changed("config.json", d_kv=8), "weights of another shape: encoder.layers.0.self_attn.q_proj.weight (64, 32), not (32, 32)"),
+    (changed("config.json", d_kv=10**5), "wider than 65,536"),
+    (changed("config.json", num_heads=0), "num_heads is 0, not a whole number from 1"),
+    (changed("config.json", num_layers=3), "missing weights: encoder.layers.2."),
+    (changed("config.json", num_decoder_layers=1), "weights without a place here: decoder.block.1."),
+    (changed("config.json", num_decoder_layers=10**8), "more than 1,000 layers"),
+    (changed("config.json", is_gated_act=True), "encoder.layers.0.gate.weight"),
+    (changed("config.json", feed_forward_proj="fast-relu"), "feed_forward_proj 'fast-relu' is not supported; only an activation"),
+    (changed("config.json", dense_act_fn="tanh"), "activation function 'tanh'; available: relu, gelu"),
+    (changed("config.json", relative_attention_num_buckets=30), "a relative bias of 30 buckets up to a distance of 128"),
+    (changed("config.json", relative_attention_max_distance=10**9), "up to a distance of 1,000,000,000"),
+    (changed("config.json", layer_norm_epsilon=0), "a norm's eps is 0"),
+    (changed("config.json", is_encoder_decoder=False), "is_encoder_decoder False is not supported; only true"),
+    (changed("config.json", scale_decoder_outputs=1), "scale_decoder_outputs is 1, neither true nor false"),
+    (changed("config.json", architectures=["T5EncoderModel"]), "t5 needs T5ForConditionalGeneration"),
+    (changed("config.json", vocab_size=SIZE - 1), f"has {SIZE} tokens, not the config's {SIZE - 1}"),
+    (renamed(BIAS, "x"), "missing weights: decoder.layers.0.self_attn.relative.weight, decoder.layers.1."),
+    (renamed("decoder.block.1.layer.0.SelfAttention.q.weight", BIAS.replace("block.0", "block.1")), "missing weights"),
+    (renamed("shared.weight", "x"), "missing weights: encoder.embed_tokens.weight"),
+    (ASKS(decoder_start_token_id=SIZE), f"start token {SIZE} is outside the vocabulary"),
+]  # fmt: skip
+
+
+def within(side, **values):
+    def change(folder):
+        path = folder / "config.json"
+        content = json.loads(path.read_text())
+        content[side] |= values
+        path.write_text(json.dumps(content))
+
+    return change
+
+
+HOSTILE_GEMMA = [
+    (changed("config.json", encoder=None), "config.json: no 'encoder' with its sizes"),
+    (changed("config.json", decoder=[1]), "config.json: no 'decoder' with its sizes"),
+    (within("encoder", head_dim=None), "config.json: no 'head_dim'"),
+    (within("encoder", head_dim=7), "rotary positions of heads of width 7"),
+    (within("decoder", num_key_value_heads=3), "3 key-value heads do not divide 4 heads"),
+    (within("decoder", num_hidden_layers=5), "missing weights: decoder.layers.3."),
+    (within("decoder", layer_types=["chunked_attention"]), "is not supported; only full_attention and sliding_attention"),
+    (within("decoder", sliding_window=0), "sliding_window is 0, not a whole number from 1"),
+    (within("decoder", rope_parameters={"rope_type": "yarn", "rope_theta": 9.0}), "only the rope_type 'default'"),
+    (within("decoder", rope_parameters=3), "only the rope_type 'default' and a rope_theta"),
+    (within("decoder", rope_parameters=None, rope_scaling={"factor": 2}), "rope_scaling {'factor': 2} is not"),
+    (within("encoder", rope_parameters={"rope_theta": 0.5}), "rotary positions with a theta of 0.5"),
+    (within("encoder", attn_logit_softcapping=-1), "the cap of scores: a factor of -1.0"),
+    (within("encoder", query_pre_attn_scalar="x"), "query_pre_attn_scalar is 'x', not a whole number"),
+    (within("encoder", attention_bias=True), "missing weights: encoder.layers.0.self_attn.q_proj.bias"),
+    (within("encoder", hidden_activation="quick_gelu"), "activation function 'quick_gelu'; available: relu, gelu"),
+    (within("decoder", vocab_size=SIZE + 1), f"decoder.embed_tokens.weight has {SIZE} tokens, not the config's {SIZE + 1}"),
+    (ASKS(eos_token_id=[1, 7]), "eos_token_id is [1, 7], not one token"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def small_gemma(tmp_path_factory):
+    """The folder of a small T5Gemma."""
+    folder = tmp_path_factory.mktemp("t5gemma")
+    made(*CASES["t5gemma"]).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("change", "message"), HOSTILE_GEMMA, ids=lambda value: value[:40] if isinstance(value, str) else "")
+def test_a_hostile_t5gemma_is_refused_in_one_line(small_gemma, tmp_path, change, message):
+    refused(small_gemma, tmp_path / "folder", change, message)
+
+
+def test_windows_of_attention_bound_positions(small_gemma, tmp_path):
+    shutil.copytree(small_gemma, tmp_path / "folder")
+    sides = read_model(tmp_path / "folder")[0].spec
+    assert (sides.encoder.max_positions, sides.decoder.max_positions) == (190, 190)
+    within("encoder", layer_types=["full_attention"] * 2)(tmp_path / "folder")
+    assert read_model(tmp_path / "folder")[0].spec.encoder.max_positions == 200
+
+
+@pytest.mark.parametrize(("change", "message"), HOSTILE_T5, ids=lambda value: value[:40] if isinstance(value, str) else "")
+def test_a_hostile_t5_is_refused_in_one_line(small_t5, tmp_path, change, message):
+    refused(small_t5, tmp_path / "folder", change, message)
+
+
+def test_t5_overflows_float16(small_t5):
+    pair = pair_of(read_model(small_t5)[0])
+    with pytest.raises(ValueError, match="float16: this model's hidden states exceed its range; use bfloat16 or float32"):
+        Engine(pair, Settings(threads=1, dtype="float16", strategy="ar"))
+
+
+T5_CONFIGS = [  # as published by their authors, and as saved by versions 4 and 5
+    {},
+    {"tie_word_embeddings": False},
+    {"tie_word_embeddings": True, "scale_decoder_outputs": False},
+    {"tie_word_embeddings": False, "scale_decoder_outputs": True},
+    {"scale_decoder_outputs": False, "feed_forward_proj": "relu"},
+    {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 1},
+    {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True, "layer_norm_epsilon": 1e-5},
+    {"feed_forward_proj": "gelu"},
+    {"feed_forward_proj": "gated-silu", "relative_attention_num_buckets": 16, "relative_attention_max_distance": 64},
+]
+
+
+@pytest.mark.parametrize("kind", ["T5", "MT5", "UMT5"])
+@pytest.mark.parametrize("given", T5_CONFIGS, ids=str)
+def test_settings_of_t5_are_read_as_transformers_reads_them(tmp_path, kind, given):
+    model_type = kind.lower()
+    content = {"model_type": model_type, **{name: value for name, value in T5.items() if name != "initializer_factor"}, **given}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    theirs = transformers().AutoConfig.from_pretrained(tmp_path)
+    config = Asked.read(tmp_path / "config.json")
+    config.values = {**FAMILIES[model_type].defaults(config), **config.values}
+    spec = t5.spec_of(FAMILIES[model_type], config, generation_of(config, config, False))
+    assert not config.faults
+    scaled = kind != "MT5" and theirs.scale_decoder_outputs
+    assert spec.output.scale == (theirs.d_model**-0.5 if scaled else 1)
+    assert spec.encoder.feed_forward.activation == ACTIVATIONS[theirs.dense_act_fn]
+    assert spec.encoder.feed_forward.gated == theirs.is_gated_act
+    assert (spec.encoder.layers, spec.decoder.layers) == (theirs.num_layers, theirs.num_decoder_layers)
+    relative = spec.encoder.attention.relative
+    assert (relative.buckets, relative.distance) == (
+        theirs.relative_attention_num_buckets, theirs.relative_attention_max_distance
+    )  # fmt: skip
+    assert spec.encoder.norm.eps == theirs.layer_norm_epsilon
+    assert (spec.symbols.pad, spec.symbols.eos, spec.symbols.start) == (theirs.pad_token_id, theirs.eos_token_id, 0)
 
 
 def test_settings_without_a_file_of_their_own_count(plain, tmp_path):

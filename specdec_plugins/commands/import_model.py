@@ -13,14 +13,15 @@ from specdec_plugins.settings import Fault
 def parser() -> Parser:
     p = Parser(
         prog="specdec-import",
-        description="Make a model folder from a Hugging Face folder or a model of its Hub: Marian, M2M100, NLLB, BART, mBART or "
-        "Pegasus.",
+        description="Make a model folder from a Hugging Face folder or a model of its Hub: Marian, M2M100, NLLB, BART, mBART, "
+        "Pegasus, T5, mT5, UMT5, ByT5, MADLAD-400 or T5Gemma.",
     )
     p.add_argument(
         "folder", metavar="DIR", help="folder with config.json, weights and tokenizer files, as published, or ORG/NAME"
     )
     p.add_argument("--output", metavar="FOLDER", help="the folder to make")
     p.add_argument("--half", action="store_true", help="store weights in float16: half the size, slightly different numbers")
+    p.add_argument("--prefix", metavar="TEXT", help="begins every source, such as 'summarize: '; the folder made keeps it")
     p.add_argument("--check", nargs="?", const="", metavar="TEXT",
                    help="compare with transformers, on this text or on a built-in one; with --output, the result is also written "
                    "to certificate.json in it")  # fmt: skip
@@ -30,7 +31,9 @@ def parser() -> Parser:
 
 
 def check(options: argparse.Namespace) -> list[Fault]:
-    return [("output", "is missing; give it, --check or both")] if options.output is None and options.check is None else []
+    if options.output is None and options.check is None:
+        return [("output", "is missing; give it, --check or both")]
+    return [("prefix", "requires --output, whose folder keeps it")] if options.prefix is not None and not options.output else []
 
 
 def run(options: argparse.Namespace) -> None:
@@ -40,10 +43,13 @@ def run(options: argparse.Namespace) -> None:
     if options.check is not None and not find_spec("transformers"):
         raise ImportError("--check compares with transformers, which is not installed; run: pip install transformers")
     options.folder = ready.model(options.folder)
-    from specdec_plugins.formats.folder import load_folder, save_folder
+    from specdec_plugins.formats.folder import load_folder, save_folder, with_prefix
 
     if options.output:
-        print_sizes(save_folder(load_folder(options.folder), options.output, options.half), options.output)
+        pair = load_folder(options.folder)
+        pair = pair if options.prefix is None else with_prefix(pair, options.prefix)
+        print_sizes(save_folder(pair, options.output, options.half), options.output)
+        del pair
     if options.check is not None:
         from specdec_plugins.measure.certificate import certify
         from specdec_plugins.text.lines import read_lines

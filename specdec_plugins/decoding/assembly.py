@@ -25,8 +25,9 @@ def assemble(
     """The drafter (``none`` without weights) and the verifier.
 
     The kernels run on CPUs in ``cpu.DTYPES``, PyTorch everything else. Data type ``auto`` is the fastest: int8 with the kernels,
-    float16 on a GPU, else float32. ``kernels`` names the kernels' instruction set, by default the best. Raises ValueError for a
-    data type that no backend computes in, and for named kernels that cannot run here.
+    float16 on a GPU, or bfloat16 for a model that overflows it, else float32. ``kernels`` names the kernels' instruction set, by
+    default the best. Raises ValueError for a data type that no backend computes in, or that the model overflows, and for named
+    kernels that cannot run here.
     """
     loaded, drafting = load(verifier, drafter, device, dtype, threads, kernels)
     if drafter is None:
@@ -41,8 +42,11 @@ def load(
     """Both models on one backend; None for a drafter that is not one of our Transformers. Raises ValueError as `assemble`."""
     drafter = drafter and drafters.as_transformer(drafter, verifier)
     where, automatic = torch.device(device), dtype == "auto"
+    narrow = [each.spec for each in (verifier, drafter) if each and each.spec and not each.spec.float16]
     if automatic:
-        dtype = {"cpu": "int8", "cuda": "float16"}.get(where.type, "float32")
+        dtype = {"cpu": "int8", "cuda": "bfloat16" if narrow else "float16"}.get(where.type, "float32")
+    if dtype == "float16" and narrow:
+        raise ValueError("float16: this model's hidden states exceed its range; use bfloat16 or float32")
     if dtype == "int8" and where.type != "cpu":
         raise ValueError(f"int8 runs only on CPUs, not on device {device}")
     if where.type == "cpu" and dtype in cpu.DTYPES:

@@ -104,6 +104,12 @@ def _load_huggingface(folder: Path) -> Pair:
     return _checked(Pair.open(model, None, config))
 
 
+def with_prefix(pair: Pair, prefix: str) -> Pair:
+    """A pair of an imported model whose sources begin with this text. Raises ValueError."""
+    options = {name: value for name, value in pair.config.options.items() if name != "prefixes"} | {"prefix": prefix}
+    return Pair.open(pair.verifier, pair.drafter, dataclasses.replace(pair.config, options=options))
+
+
 def with_drafter(pair: Pair, folder: str | os.PathLike[str]) -> Pair:
     """The pair with the model of another folder, a smaller one with the same vocabulary, as its drafter. Raises ValueError."""
     other = load_folder(folder)

@@ -18,6 +18,7 @@ from specdec_plugins.engine import Engine
 from specdec_plugins.formats.files import write
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.settings import Settings
+from specdec_plugins.text.framed import Framed
 from specdec_plugins.text.lines import read_lines
 
 SHOWN = 5  # differences printed
@@ -108,6 +109,7 @@ def certify(
     tokenizer = transformers.AutoTokenizer.from_pretrained(original, local_files_only=True, **named)
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(original, local_files_only=True, dtype=torch.float32).eval()
     sources = [pair.codec.encode(line, *languages) for line in lines]
+    prefix = pair.codec.prefix(*languages) if isinstance(pair.codec, Framed) else ""
     requests = [engine.request(number, source.ids, forced=source.forced) for number, source in enumerate(sources)]
     step(f"decoding {len(lines):,} lines", LOADED)
     found = {each.index: each.tokens for each in engine.decode(requests, None, None)}
@@ -118,7 +120,7 @@ def certify(
     counts, largest, differences = Counter[str](), 0.0, list[Difference]()
     for number, (line, source, request) in enumerate(zip(lines, sources, requests)):
         step(f"comparing line {number + 1:,} of {len(lines):,} with transformers", DECODED + (1 - DECODED) * number / len(lines))
-        tokens, theirs = found[number], tokenizer(line)["input_ids"]
+        tokens, theirs = found[number], tokenizer(prefix + line)["input_ids"]
         counts["sources"] += theirs == source.ids
         counts["texts"] += tokenizer.decode(tokens, skip_special_tokens=True) == pair.codec.decode(tokens)
         forced = {"forced_bos_token_id": source.forced[0]} if source.forced else {}

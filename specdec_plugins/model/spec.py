@@ -249,6 +249,7 @@ class ModelSpec:
     forced: tuple[int, ...] = ()  # every output begins with these tokens
     suppressed: tuple[int, ...] = ()  # no output contains these tokens; nor pad, by fairseq's rules
     outputs: OutputRules = OutputRules()
+    float16: bool = True  # whether hidden states stay within its range
 
     def __post_init__(self) -> None:
         """Raise ValueError with every fault."""

@@ -27,6 +27,7 @@ BUILT_IN = {
     "byte-level": "specdec_plugins.text.dictionary:ByteLevelCodec",
     "sentencepiece": "specdec_plugins.text.sentencepiece:SentencePiece",
     "tokenizer-json": "specdec_plugins.text.tokenizer_json:TokenizerJson",
+    "byt5": "specdec_plugins.text.byt5:ByT5",
 }
 
 

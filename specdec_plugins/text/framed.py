@@ -3,8 +3,10 @@
 Ids of special tokens come from the model folder (`TextOptions`), eos from the model's `Symbols`.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from specdec_plugins.formats.strict import parse
@@ -20,6 +22,7 @@ SPACE = "▁"  # begins a word
 PARTS = ("bos", "eos", "source", "target", "text")  # of a frame: special tokens, language tokens, the text's tokens
 UNKNOWN = "und"  # the language of a model that names none
 MAX_SIZE = 10_000_000  # of a vocabulary
+MAX_PREFIX = 1_000  # characters
 CLEANED = [(" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"), (" 's", "'s"),
            (" 've", "'ve"), (" 're", "'re")]  # fmt: skip
 CLEANABLE = "".join({character for pair in CLEANED for character in pair[0]})
@@ -55,6 +58,8 @@ class TextOptions:
     fixed_target: bool = False  # the model starts with the target's language token, so there is only one
     max_length: int | None = None
     clean_up: bool = False
+    prefix: str = ""  # begins every source text
+    prefixes: Mapping[str, str] = field(default_factory=dict)  # in its place, by "TARGET" or "SOURCE TARGET" language
 
     def __post_init__(self) -> None:
         parts = self.frame.split()
@@ -69,6 +74,33 @@ class TextOptions:
             raise ValueError(f"token {wrong[0]} is outside the vocabulary of {size:,} tokens")
         if self.max_length is not None and self.max_length <= len(parts):
             raise ValueError(f"max_length {self.max_length} leaves no room for a text")
+        if long := [text for text in (self.prefix, *self.prefixes.values()) if len(text) > MAX_PREFIX]:
+            raise ValueError(f"a prefix of {len(long[0]):,} characters; at most {MAX_PREFIX:,}")
+        if len({len(languages.split()) for languages in self.prefixes} | {1, 2}) > 2:
+            raise ValueError("prefixes are for a target language, or a source and a target language")
+
+
+class Verbatim:
+    """Splits texts at added tokens, the longest that matches first."""
+
+    def __init__(self, added: Iterable[Added]):
+        self.added = {each.content: each for each in added}
+        parts = sorted(map(re.escape, self.added), key=len, reverse=True)
+        self.pattern = re.compile(f"({'|'.join(parts)})" if parts else "(?!)")
+
+    def split(self, text: str) -> list[str]:
+        """Texts at even indices, added tokens at odd ones. Texts lack the white space that a token beside them takes."""
+        parts = self.pattern.split(text)
+        for index in range(1, len(parts), 2):
+            token = self.added[parts[index]]
+            parts[index - 1] = parts[index - 1].rstrip() if token.lstrip else parts[index - 1]
+            parts[index + 1] = parts[index + 1].lstrip() if token.rstrip else parts[index + 1]
+        return parts
+
+
+def agreeing(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences begin with in common."""
+    return next((n for n, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
 
 
 class Framed:
@@ -91,6 +123,7 @@ class Framed:
         before, _, after = options.frame.partition("text")
         self.before, self.after = before.split(), after.split()
         self.resolved: dict[tuple[str, str | None], str | None] = {}
+        self.prefixed: dict[str, list[int]] = {}  # the tokens of prefixes
         self.skipped = frozenset(each.id for each in options.added if each.special)
         if self.multilingual:
             self.skipped |= frozenset(options.languages.values())
@@ -108,13 +141,48 @@ class Framed:
         tokens = {part: self.options.languages[lang] for part, lang in named.items() if lang is not None}
         tokens |= {"eos": self.options.eos} | ({} if self.options.bos is None else {"bos": self.options.bos})
         before, after = ([tokens[part] for part in parts if part in tokens] for parts in (self.before, self.after))
-        ids, spans = self.tokenize(text, "source") if text else ([], list)
+        prefix = self.prefix(source_lang, target_lang, text)
+        begun = self.tokens_of_prefix(prefix)
+        ids, spans = self.tokenize(prefix + text, "source") if text else (begun, list)
         forced = (tokens["target"],) if self.multilingual and not self.options.fixed_target else ()
+        own = agreeing(begun, ids)
 
         def align() -> list[Span]:
-            return [*[(0, 0)] * len(before), *spans(), *[(len(text), len(text))] * len(after)]
+            inside = [(max(0, first - len(prefix)), max(0, end - len(prefix))) for first, end in spans()[own:]]
+            return [*[(0, 0)] * (len(before) + own), *inside, *[(len(text), len(text))] * len(after)]
 
-        return Encoded([*before, *ids, *after], align, forced, len(before), len(after))
+        return Encoded([*before, *ids, *after], align, forced, len(before) + own, len(after))
+
+    def prefix(self, source_lang: str | None, target_lang: str | None, text: str = "") -> str:
+        """What begins a source ``text`` in these languages. Raises ValueError, or `NoLanguage` if a target is missing."""
+        prefixes = self.options.prefixes
+        target = target_lang or self.config.target_lang
+        if not prefixes or not (source_lang or target):
+            if text and prefixes and all(" " not in each for each in prefixes) and not text.startswith((*prefixes.values(),)):
+                raise NoLanguage("the model needs a target language (target_lang, --target-lang)")
+            return self.options.prefix
+        pairs = [languages.split() for languages in prefixes]
+        if not target:
+            raise NoLanguage("the model needs a target language (target_lang, --target-lang)")
+        target = language(target, sorted({pair[-1] for pair in pairs}), "the model's target languages")
+        if target in prefixes:
+            return prefixes[target]
+        sources = [pair[0] for pair in pairs if pair[-1] == target]
+        source = source_lang or self.config.source_lang or sources[0]
+        return prefixes[f"{language(source, sources, f'the languages that the model translates into {target}')} {target}"]
+
+    def tokens_of_prefix(self, prefix: str) -> list[int]:
+        """Those of a prefix that do not depend on the text behind it."""
+        if prefix not in self.prefixed:
+            alone, longer = (self.tokenize(text, "source")[0] if prefix else [] for text in (prefix, f"{prefix}a"))
+            self.prefixed[prefix] = alone[: agreeing(alone, longer)]
+        return self.prefixed[prefix]
+
+    def with_prefix(self, prefix: str) -> "Framed":
+        """This codec with another prefix, whatever the languages."""
+        other = copy(self)
+        other.options, other.prefixed = replace(self.options, prefix=prefix, prefixes={}), {}
+        return other
 
     @property
     def multilingual(self) -> bool:
@@ -174,7 +242,12 @@ class Framed:
 def languages_of(codec: Codec, config: CodecConfig) -> tuple[list[str], list[str]]:
     """The languages that a codec's model translates from and to, in the model's codes."""
     usual = [config.source_lang or UNKNOWN], [config.target_lang or UNKNOWN]
-    if not isinstance(codec, Framed) or not codec.options.languages:
+    if not isinstance(codec, Framed):
+        return usual
+    if pairs := [languages.split() for languages in codec.options.prefixes]:
+        sources, targets = (sorted({pair[end] for pair in pairs if len(pair) > least}) for end, least in ((0, 1), (-1, 0)))
+        return sources or usual[0], targets
+    if not codec.options.languages:
         return usual
     known = sorted(codec.options.languages)
     reads = codec.multilingual

@@ -10,8 +10,9 @@ from typing import Any
 
 from specdec_plugins.formats.description import CodecEntry, read_json
 from specdec_plugins.formats.errors import brief
+from specdec_plugins.text.byt5 import FIRST, NAMES
 from specdec_plugins.text.framed import Added, TextOptions
-from specdec_plugins.text.sentencepiece import load_model, read_numbers
+from specdec_plugins.text.sentencepiece import load_model, read_added, read_numbers
 
 UNLIMITED = 1_000_000  # model_max_length from here on means none
 # Settings that would change a text's tokens, and the values that do not.
@@ -22,7 +23,7 @@ USUAL: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 # By ``model_type``, where no file names the tokenizer's class.
 CLASSES = {"marian": "MarianTokenizer", "m2m_100": "M2M100Tokenizer", "mbart": "MBartTokenizer", "bart": "BartTokenizer",
-           "pegasus": "PegasusTokenizer"}  # fmt: skip
+           "pegasus": "PegasusTokenizer", "t5": "T5Tokenizer", "mt5": "T5Tokenizer", "t5gemma": "GemmaTokenizer"}  # fmt: skip
 NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # special tokens, in the order in which missing ones get numbers
 DEFAULTS = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>", "cls": "<s>", "mask": "<mask>"}
 
@@ -36,13 +37,16 @@ class Family:
     roles: Mapping[str, str]
     family: str = ""  # of tokenizer-json
     code: str = ""  # language tokens; the group is the language
-    named: tuple[str, ...] = NAMED  # special tokens that it always has
+    named: tuple[str, ...] = NAMED  # special tokens that it always has ..
+    defaults: Mapping[str, str] = field(default_factory=lambda: DEFAULTS)  # .. and what they are
     others: Mapping[str, str] = field(default_factory=dict)  # files where there is no tokenizer.json
+    flags: tuple[str, ...] = ()  # settings that are true, among those of `USUAL` that others have not
 
 
 JSON, REGION = {"tokenizer": "tokenizer.json"}, r"([a-z]{2,3}_[A-Z]{2})"
 MODEL = {"model": "sentencepiece.bpe.model"}
 BART = Family("tokenizer-json", "bos text eos", JSON, "bart", others={"vocabulary": "vocab.json", "merges": "merges.txt"})
+FILE = Family("tokenizer-json", "text eos", JSON, "file", named=("eos", "unk", "pad"))
 FAMILIES = {
     "MarianTokenizer": Family(
         "sentencepiece", "target text eos", {"source": "source.spm", "target": "target.spm", "vocabulary": "vocab.json"},
@@ -60,7 +64,20 @@ FAMILIES = {
         "tokenizer-json", "text eos", JSON, "pegasus", named=("eos", "unk", "pad"), others={"model": "spiece.model"}
     ),
     "BartTokenizer": BART, "RobertaTokenizer": BART,
+    "T5Tokenizer": Family(
+        "tokenizer-json", "text eos", JSON, "t5", named=("eos", "unk", "pad"), others={"model": "spiece.model"}
+    ),
+    "GemmaTokenizer": Family(
+        "tokenizer-json", "bos text", JSON, "gemma", named=("pad", "eos", "bos", "unk"),
+        defaults={"pad": "<pad>", "eos": "<eos>", "bos": "<bos>", "unk": "<unk>"}, flags=("add_bos_token",),
+    ),
+    "ByT5Tokenizer": Family("byt5", "text eos", {}, named=("pad", "eos", "unk")),
+    "TokenizersBackend": FILE, "PreTrainedTokenizer": FILE,
 }  # fmt: skip
+MAX_SENTINELS = 10_000
+SENTINELS = {"T5Tokenizer": 100, "ByT5Tokenizer": 125}  # tokens <extra_id_N>, where no file says how many
+TAG = re.compile(r"<2([a-z]{2,3}(?:_[A-Za-z]{2,4})*)>")  # MADLAD's target languages
+PAIR = re.compile(r"translation_([a-z]{2,3})_to_([a-z]{2,3})")  # T5's translation tasks
 
 
 class TokenizerFolder:
@@ -73,12 +90,14 @@ class TokenizerFolder:
         kind = config.get("model_type")
         usual = "NllbTokenizer" if kind == "m2m_100" and not (folder / "vocab.json").is_file() else CLASSES.get(str(kind))
         name = self.settings.get("tokenizer_class") or config.get("tokenizer_class") or usual
-        self.name = str(name).removesuffix("Fast")
+        self.name = "TokenizersBackend" if kind == "umt5" else str(name).removesuffix("Fast")  # it has no class of its own
         if self.name not in FAMILIES:
             raise ValueError(f"{folder}: tokenizer '{brief(name)}' is not supported; these are: {', '.join(FAMILIES)}")
         self.family = FAMILIES[self.name]
         wrong = [
-            f"{key} {brief(self.settings[key], 40)}" for key, good in USUAL.items() if self.settings.get(key, good[0]) not in good
+            f"{key} {brief(self.settings[key], 40)}"
+            for key, good in (USUAL | dict.fromkeys(self.family.flags, (True,))).items()
+            if self.settings.get(key, good[0]) not in good
         ]
         if wrong:
             raise ValueError(f"{self.path}: not supported: {', '.join(wrong)}")
@@ -127,6 +146,8 @@ class TokenizerFolder:
         size = self.number("vocab_size")
         target_size = self.number("decoder_vocab_size", size) if "target_vocabulary" in files else size
         numbers = read_numbers(self.folder / files["vocabulary"], size) if "vocabulary" in files else {}
+        if self.name == "ByT5Tokenizer":
+            numbers = {"<pad>": 0, "</s>": 1, "<unk>": 2, **{name: number for number, name in enumerate(NAMES, FIRST)}}
         added, named = self.added(numbers)
         ids = {each.content: each.id for each in added}
         coded = numbers if self.name == "MarianTokenizer" and "target_vocabulary" not in files else ids
@@ -144,14 +165,32 @@ class TokenizerFolder:
                 self.name == "MBartTokenizer" and self.config.get("decoder_start_token_id") in languages.values(),
                 self.max_length(512 if self.name == "MarianTokenizer" else None),
                 own.get("clean_up_tokenization_spaces") is True and family.family not in ("nllb", "bart"),  # not done after BPE
+                prefixes=self.prefixes(),
             )  # fmt: skip
         except ValueError as error:
             raise ValueError(f"{self.folder}: {error}") from None
 
+    def prefixes(self) -> dict[str, str]:
+        """The text that begins a source, by language: T5's tasks, or MADLAD's tags."""
+        tasks = self.config.get("task_specific_params")
+        found = {}
+        for task, own in tasks.items() if isinstance(tasks, dict) else ():
+            prefix, pair = own.get("prefix") if isinstance(own, dict) else None, PAIR.fullmatch(task)
+            if pair and isinstance(prefix, str):
+                found[" ".join(pair.groups())] = prefix
+        if found or self.name != "T5Tokenizer":
+            return found
+        if "model" in self.files:
+            model = load_model(self.folder / self.files["model"])
+            pieces = map(TAG.fullmatch, model.id_to_piece(list(range(len(model)))))
+            return {piece[1]: f"{piece[0]} " for piece in pieces if piece}
+        text = (self.folder / self.files["tokenizer"]).read_text(encoding="utf-8")
+        return {code: f"<2{code}> " for code in re.findall(f'"{TAG.pattern}"', text)}
+
     @property
     def ends(self) -> tuple[str, ...]:
         """The named tokens that end a source, and begin it."""
-        return ("sep", "cls") if self.family is BART else ("eos",)
+        return {"bart": ("sep", "cls"), "gemma": ("eos", "bos")}.get(self.family.family, ("eos",))
 
     def added(self, numbers: Mapping[str, int]) -> tuple[list[Added], dict[str, str]]:
         """Tokens that text may contain verbatim, and the named special ones. Those without a number follow the vocabulary."""
@@ -167,13 +206,20 @@ class TokenizerFolder:
             tokens = {self.index(number): self.token(content, special=False) for content, number in plain.items()}
         own = {key.removesuffix("_token"): value for key, value in self.settings.items() if key.endswith("_token") and value}
         given = {key: self.token(value) for key, value in own.items()}
-        named = {name: DEFAULTS[name] for name in self.family.named} | {key: each.content for key, each in given.items()}
+        named = {name: self.family.defaults[name] for name in self.family.named} | {
+            key: each.content for key, each in given.items()
+        }
         more = self.settings.get("extra_special_tokens") or self.settings.get("additional_special_tokens") or []
         if not isinstance(more, list | dict):
             raise ValueError(f"{self.path}: its special tokens are not a list")
         extra = [self.token(each) for each in (more.values() if isinstance(more, dict) else more)]
         ordered = [name for name in NAMED if name in named] + [name for name in named if name not in NAMED]
-        special = [given.get(name, Added(named[name], 0)) for name in ordered] + extra
+        special = [given.get(name, Added(named[name], 0)) for name in ordered]
+        if self.name == "ByT5Tokenizer":  # whose class makes tokens of strings, and sentinels, in this way
+            special = [each if isinstance(own.get(name), dict) else replace(each, lstrip=True, rstrip=True)
+                       for name, each in zip(ordered, special)]  # fmt: skip
+            extra = extra or [Added(f"<extra_id_{number}>", 0) for number in range(self.sentinels)]
+        special += extra
         if "tokenizer" in self.files:
             return self.checked(tokens, [*given.values(), *extra], named), named
         if "model" in self.files:
@@ -197,6 +243,15 @@ class TokenizerFolder:
             unused = [f"<unk_{n}>" for n in range(2, self.index(self.settings.get("offset", 103)))]
             names = [named["pad"], named["eos"], *(self.token(mask).content for mask in masks if mask), *unused, named["unk"]]
             return [Added(name, number) for number, name in enumerate(names)]
+        if self.name == "T5Tokenizer":
+            path = self.folder / self.files["model"]
+            model, found = load_model(path), {name: Added(name, number, special) for number, name, special in read_added(path)}
+            numbers = {name: model.piece_to_id(name) for name in named.values()}
+            found |= {name: Added(name, number) for name, number in numbers.items() if model.id_to_piece(number) == name}
+            if not any("<extra_id_" in name for name in found):
+                last = len(model) + self.sentinels - 1
+                found |= {name: Added(name, last - n) for n in range(self.sentinels) for name in [f"<extra_id_{n}>"]}
+            return [*found.values()]
         codes = [content for content in extra if re.fullmatch(self.family.code, content)]
         first = [named[name] for name in ("bos", "pad", "eos", "unk")]
         usual = Added(named["mask"], 0, lstrip=True)  # as the class makes it of a string
@@ -205,6 +260,14 @@ class TokenizerFolder:
         return [*(Added(name, number) for number, name in enumerate(first)),
                 *(Added(code, after + number) for number, code in enumerate(codes)),
                 replace(mask, id=after + len(codes))]  # fmt: skip
+
+    @property
+    def sentinels(self) -> int:
+        """How many tokens ``<extra_id_N>`` there are."""
+        count = self.index(self.settings.get("extra_ids", SENTINELS[self.name]))
+        if count > MAX_SENTINELS:
+            raise ValueError(f"{self.path}: extra_ids {count:,}; at most {MAX_SENTINELS:,}")
+        return count
 
     def checked(self, tokens: dict[int, Added], special: list[Added], named: Mapping[str, str]) -> list[Added]:
         """The added tokens of tokenizer.json, which the other files must agree with."""

@@ -12,14 +12,14 @@ _CODES = """
 aa aar ab abk af afr ak aka am amh an arg ar ara as asm av ava ay aym az aze ba bak be bel bg bul bi bis bm bam bn ben bo bod
 br bre bs bos ca cat ce che ch cha co cos cr cre cs ces cv chv cy cym da dan de deu dv div dz dzo ee ewe el ell en eng eo epo
 es spa et est eu eus fa fas ff ful fi fin fj fij fo fao fr fra fy fry ga gle gd gla gl glg gn grn gu guj gv glv ha hau he heb
-hi hin hr hrv ht hat hu hun hy hye hz her ia ina id ind ie ile ig ibo ii iii ik ipk io ido is isl it ita iu iku ja jpn jv jav
-ka kat kg kon ki kik kj kua kk kaz kl kal km khm kn kan ko kor kr kau ks kas ku kur kv kom kw cor ky kir la lat lb ltz lg lug
-li lim ln lin lo lao lt lit lu lub lv lav mg mlg mh mah mi mri mk mkd ml mal mn mon mr mar ms msa mt mlt my mya na nau nb nob
-nd nde ne nep ng ndo nl nld nn nno no nor nr nbl ns nso nv nav ny nya oc oci oj oji om orm or ori os oss pa pan pi pli pl pol
-ps pus pt por qu que rm roh rn run ro ron ru rus rw kin sa san sc srd sd snd se sme sg sag sh hbs si sin sk slk sl slv sm smo
-sn sna so som sq sqi sr srp ss ssw st sot su sun sv swe sw swa ta tam te tel tg tgk th tha ti tir tk tuk tl tgl tn tsn to ton
-tr tur ts tso tt tat tw twi ty tah ug uig uk ukr ur urd uz uzb ve ven vi vie vo vol wa wln wo wol xh xho yi yid yo yor za zha
-zh zho zu zul
+hi hin hr hrv ht hat hu hun hy hye hz her ia ina id ind ie ile ig ibo ii iii ik ipk io ido is isl it ita iu iku iw heb ja jpn
+jv jav jw jav ka kat kg kon ki kik kj kua kk kaz kl kal km khm kn kan ko kor kr kau ks kas ku kur kv kom kw cor ky kir la lat
+lb ltz lg lug li lim ln lin lo lao lt lit lu lub lv lav mg mlg mh mah mi mri mk mkd ml mal mn mon mr mar ms msa mt mlt my mya
+na nau nb nob nd nde ne nep ng ndo nl nld nn nno no nor nr nbl ns nso nv nav ny nya oc oci oj oji om orm or ori os oss pa pan
+pi pli pl pol ps pus pt por qu que rm roh rn run ro ron ru rus rw kin sa san sc srd sd snd se sme sg sag sh hbs si sin sk slk
+sl slv sm smo sn sna so som sq sqi sr srp ss ssw st sot su sun sv swe sw swa ta tam te tel tg tgk th tha ti tir tk tuk tl tgl
+tn tsn to ton tr tur ts tso tt tat tw twi ty tah ug uig uk ukr ur urd uz uzb ve ven vi vie vo vol wa wln wo wol xh xho yi yid
+yo yor za zha zh zho zu zul
 """
 _THREE = dict(zip(_CODES.split()[::2], _CODES.split()[1::2]))
 # Macrolanguages of ISO 639-3 and those of their languages that models name.
@@ -41,6 +41,10 @@ def language(asked: str, known: Collection[str], what: str) -> str:
         return asked
     lang, script = _parts(asked)
     exact = [code for code in known if _parts(code) in ((lang, script), (lang, "")) or (not script and _parts(code)[0] == lang)]
+    same = [
+        code for code in exact if _parts(code) == (lang, script)
+    ]  # of a language and the same in another script, the language
+    exact = same if len(same) == 1 else exact
     found = exact or [code for code in known if _parts(code)[0] in _PARTS.get(lang, "").split()]
     if len(found) == 1:
         return found[0]

@@ -2,14 +2,15 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_plugins.extras import needed
 from specdec_plugins.formats.errors import brief
 from specdec_plugins.text.codec import CodecConfig
-from specdec_plugins.text.framed import SPACE, Framed
+from specdec_plugins.text.framed import SPACE, Framed, Verbatim
 from specdec_plugins.text.vocabulary import Vocabulary
 from specdec_plugins.text.words import Span, align
 
@@ -39,9 +40,7 @@ class SentencePiece(Framed):
             raise ValueError(
                 f"{files['vocabulary']}: one vocabulary for {options.source_size:,} and {options.target_size:,} tokens"
             )
-        self.added = {each.content: each for each in options.added}
-        parts = sorted(map(re.escape, self.added), key=len, reverse=True)  # the longest that matches
-        self.pattern = re.compile(f"({'|'.join(parts)})" if parts else "(?!)")
+        self.verbatim = Verbatim(options.added)
         # transformers joins pieces by the source's model, unless vocabularies are separate.
         self.joining = self.models["source" if self.target is self.source else "target"]
 
@@ -49,19 +48,14 @@ class SentencePiece(Framed):
         ids: list[int] = []
         known, pieces = getattr(self, side).numbers, self.pieces(text, self.models[side])
         for piece in pieces:
-            token = self.added.get(piece)
+            token = self.verbatim.added.get(piece)
             ids.append(known.get(piece, self.options.unknown) if token is None else token.id)
         return ids, lambda: align(text, [piece.replace(SPACE, "") for piece in pieces])
 
     def pieces(self, text: str, model: Any) -> list[str]:
         """The pieces of a text, added tokens among them."""
-        parts = self.pattern.split(text)  # texts at even indices, added tokens at odd ones
-        for index in range(1, len(parts), 2):
-            token = self.added[parts[index]]
-            parts[index - 1] = parts[index - 1].rstrip() if token.lstrip else parts[index - 1]
-            parts[index + 1] = parts[index + 1].lstrip() if token.rstrip else parts[index + 1]
         pieces: list[str] = []
-        for index, part in enumerate(parts):
+        for index, part in enumerate(self.verbatim.split(text)):
             if index % 2:
                 pieces.append(part)
                 continue
@@ -122,16 +116,50 @@ def read_pieces(path: Path) -> tuple[list[tuple[str, float]], bytes]:
     """A model's pieces with their scores, and its table of characters to replace. Raises ValueError naming a damaged file."""
     model = load_model(path)
     numbers = list(range(len(model)))
+    with undamaged(path):
+        normalizer = last(path.read_bytes(), NORMALIZER)
+        table = last(normalizer if isinstance(normalizer, bytes) else b"", 2)  # NormalizerSpec.precompiled_charsmap
+    return list(zip(model.id_to_piece(numbers), model.get_score(numbers))), table if isinstance(table, bytes) else b""
+
+
+def read_added(path: Path) -> list[tuple[int, str, bool]]:
+    """The numbers and names of a model's pieces that text contains verbatim, and whether they only control. Raises ValueError
+    naming a damaged file."""
+    data, found = path.read_bytes(), []
+    model = load_model(path)
+    if all(bytes([TYPE << 3, kind]) not in data for kind in (CONTROL, USER_DEFINED)):
+        return []  # most of the time: reading a quarter of a million pieces here takes a second
+    with undamaged(path):
+        pieces = [value for number, value in fields(data) if number == PIECE and isinstance(value, bytes)]
+        for number, piece in enumerate(pieces):
+            if bytes([TYPE << 3]) in piece and (kind := last(piece, TYPE)) in (CONTROL, USER_DEFINED):
+                found.append((number, model.id_to_piece(number), kind == CONTROL))
+    return found
+
+
+# Fields of SentencePiece's ModelProto and its SentencePiece, and types of pieces:
+# https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
+PIECE, NORMALIZER, TYPE = 1, 3, 3
+CONTROL, USER_DEFINED = 3, 4
+
+
+@contextmanager
+def undamaged(path: Path) -> Iterator[None]:
+    """Wraps reading a protocol buffer: raises ValueError naming the file."""
     try:
-        table = message(message(path.read_bytes(), 3), 2)  # ModelProto.normalizer_spec.precompiled_charsmap
+        yield
     except IndexError:
         raise ValueError(f"{path}: damaged") from None
-    return list(zip(model.id_to_piece(numbers), model.get_score(numbers))), table
 
 
-def message(data: bytes, wanted: int) -> bytes:
-    """The last field of this number with bytes in a protocol buffer; empty without one. Raises IndexError if it is damaged."""
-    at, found = 0, b""
+def last(data: bytes, wanted: int) -> bytes | int | None:
+    """The last value of a field of a protocol buffer."""
+    return next((value for number, value in reversed([*fields(data)]) if number == wanted), None)
+
+
+def fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
+    """The fields of a protocol buffer: numbers, and bytes or whole numbers. Raises IndexError if it is damaged."""
+    at = 0
 
     def varint() -> int:
         nonlocal at
@@ -144,10 +172,9 @@ def message(data: bytes, wanted: int) -> bytes:
 
     while at < len(data):
         number, kind = divmod(varint(), 8)
-        size = varint() if kind == 2 else {1: 8, 5: 4}.get(kind, 0)
         if kind == 0:
-            varint()
-        elif kind == 2 and number == wanted:
-            found = data[at : at + size]
+            yield number, varint()
+            continue
+        size = varint() if kind == 2 else {1: 8, 5: 4}.get(kind, 0)
+        yield number, data[at : at + size]
         at += size
-    return found

@@ -1,6 +1,7 @@
-"""Tokenizers that ``transformers`` 5 builds from ``tokenizer.json``, by the library ``tokenizers``: NLLB, mBART, BART, Pegasus.
+"""Tokenizers that ``transformers`` 5 builds from ``tokenizer.json``, by ``tokenizers``: NLLB, mBART, BART, Pegasus, T5, Gemma.
 
 Version 5 takes the vocabulary, merges and added tokens from the file, the rest from the tokenizer's class. So does this codec.
+For models without such a class, such as UMT5, the tokenizer is the whole file.
 """
 
 import base64
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_plugins.extras import needed
 from specdec_plugins.formats.errors import brief
-from specdec_plugins.text.codec import CodecConfig
+from specdec_plugins.text.codec import CodecConfig, Redecoded
 from specdec_plugins.text.framed import SPACE, Framed
 from specdec_plugins.text.sentencepiece import read_pieces
 from specdec_plugins.text.vocabulary import Vocabulary
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from specdec_plugins.model.spec import Symbols
 
 TABLE = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
-FAMILIES = ("bart", "mbart", "mbart50", "nllb", "pegasus")
+FAMILIES = ("bart", "mbart", "mbart50", "nllb", "pegasus", "t5", "gemma", "file")
 ROLES = (("tokenizer",), ("vocabulary", "merges"), ("model",))  # of files
 
 
@@ -44,6 +45,9 @@ class TokenizerJson(Framed):
         for each in self.options.added:
             if each.id not in known or known[each.id].content != each.content:
                 raise ValueError(f"{self.path}: token {each.id:,} is not the added token '{each.content:.40}'")
+        self.bytes = frozenset(
+            self.tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256 * (self.options.family == "gemma"))
+        )
         pieces = Pieces(self.tokenizer.id_to_token, self.options.source_size)
         self.source = self.target = Vocabulary(pieces, self.options.unknown, self.path)
 
@@ -60,6 +64,19 @@ class TokenizerJson(Framed):
 
     def joined(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def decoder(self) -> Redecoded:
+        if not self.bytes:
+            return super().decoder()
+        held = self.bytes | self.skipped
+
+        def settled(text: str) -> int:
+            """A byte may make nonsense of the bytes before it."""
+            end = next((n for n in range(len(stream.ids), 0, -1) if stream.ids[n - 1] not in held), 0)
+            return self.settled(self.decode(stream.ids[:end]))
+
+        stream = Redecoded(self.decode, settled)
+        return stream
 
     def plain(self, piece: str) -> str:
         return self.tokenizer.decoder.decode([piece]).strip(" \ufffd")
@@ -100,7 +117,15 @@ class TokenizerJson(Framed):
                 AddedToken(each.content, lstrip=each.lstrip, rstrip=each.rstrip, normalized=each.normalized)
                 for each in self.options.added
             )
-            tokenizer.add_special_tokens(list(added))
+            tokenizer.add_tokens(list(added)) if family == "t5" else tokenizer.add_special_tokens(list(added))
+        if family == "file":
+            self._check_frame()
+            return
+        if family == "gemma":
+            tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+            tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+            tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+            return
         if family == "bart":
             tokenizer.normalizer = None
             tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=self.options.prefix_space)
@@ -110,11 +135,19 @@ class TokenizerJson(Framed):
         characters = precompiled(tokenizer.normalizer)
         if family == "pegasus" and not characters:
             characters = [normalizers.Replace(Regex("\n"), " ")]
-        normal = normalizers.Sequence([*characters, normalizers.Replace(Regex(" {2,}"), " ")])
-        tokenizer.normalizer = None if family == "mbart" or (family == "nllb" and not characters) else normal
-        words = [pre_tokenizers.WhitespaceSplit()] if family == "mbart" else []
+        spaces = [] if family == "t5" else [normalizers.Replace(Regex(" {2,}"), " ")]
+        bare = family == "mbart" or (family in ("nllb", "t5") and not characters)
+        tokenizer.normalizer = None if bare else normalizers.Sequence([*characters, *spaces])
+        words = [pre_tokenizers.WhitespaceSplit()] if family in ("mbart", "t5") else []
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*words, metaspace])
         tokenizer.decoder = decoders.Metaspace(SPACE, prepend_scheme="always", split=True)
+
+    def _check_frame(self) -> None:
+        """Raise ValueError if the file frames a source otherwise than the codec does."""
+        with readable(self.path):
+            framed, bare = (self.tokenizer.encode("a", add_special_tokens=special).ids for special in (True, False))
+        if framed != [*bare, self.options.eos]:
+            raise ValueError(f"{self.path}: its template is not supported; only a text and </s>")
 
 
 class Pieces(Sequence[str]):

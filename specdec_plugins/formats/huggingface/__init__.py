@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from specdec_plugins.formats.errors import listed
+from specdec_plugins.formats.huggingface import bart, t5, t5gemma
 from specdec_plugins.formats.huggingface.asked import Asked
-from specdec_plugins.formats.huggingface.families import FAMILIES, model_of
+from specdec_plugins.formats.huggingface.families import Reader
 from specdec_plugins.formats.huggingface.generation import generation_of
 from specdec_plugins.formats.huggingface.weights import read_weights
 from specdec_plugins.formats.spec import Model
 
 CONFIG = "config.json"
+FAMILIES: dict[str, Reader] = {**bart.FAMILIES, **t5.FAMILIES, **t5gemma.FAMILIES}  # by model_type
 
 
 def is_huggingface(folder: Path) -> bool:
@@ -27,12 +29,17 @@ def read_model(folder: Path) -> tuple[Model, dict[str, Any]]:
     if type(kind) is not str or kind not in FAMILIES:
         raise ValueError(f"{config.path}: model_type {kind!r:.80} is not supported; available: {', '.join(FAMILIES)}")
     family, architectures = FAMILIES[kind], config.get("architectures")
-    if architectures not in (None, [], [family.architecture], [family.base]):
+    if architectures not in (None, [], *([name] for name in family.names)):
         raise ValueError(f"{config.path}: architectures {architectures!r:.80}; {kind} needs {family.architecture}")
+    config.values = {**family.defaults(config), **config.values}
     path = folder / "generation_config.json"
     whole = path.is_file()
     asked = Asked.read(path) if whole else Asked(config.path, config.values)
-    model = model_of(family, config, generation_of(asked, config, whole), read_weights(folder))
+    generation, weights, model = generation_of(asked, config, whole), read_weights(folder), None
+    try:
+        model = family.model_of(config, generation, weights)
+    except ValueError as error:
+        config.faults.append(str(error))
     faults = list(dict.fromkeys([*config.faults, *asked.faults]))
     if faults or model is None:
         raise ValueError(f"{folder}: {listed(faults, '; ')}")

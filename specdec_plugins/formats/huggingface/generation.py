@@ -1,6 +1,6 @@
 """What a Hugging Face folder asks of `generate`, as the engine does it: read from the code of transformers 5.24."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specdec_plugins.decoding.options import MAX_BEAMS, MAX_LENGTH_PENALTY
 from specdec_plugins.formats.huggingface.asked import Asked
@@ -35,6 +35,10 @@ class Generation:
     forced: tuple[int, ...]
     suppressed: tuple[int, ...]
     rules: OutputRules
+
+    def symbols_with(self, unknown: int) -> Symbols:
+        """The symbols of a model whose drafters read this token for unknown ones."""
+        return replace(self.symbols, mask=unknown)
 
 
 def generation_of(asked: Asked, config: Asked, whole: bool) -> Generation:

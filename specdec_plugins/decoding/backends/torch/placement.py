@@ -10,7 +10,7 @@ from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY
 from specdec_plugins.formats.files import Mapped, unload
 from specdec_plugins.formats.spec import DrafterModel, Model, storage_fault, weight_fault
 
-AS_STORED = ("_proj.weight", "fc1.weight", "fc2.weight", "output_projection.weight", "embed_tokens.weight")
+AS_STORED = ("_proj.weight", "fc1.weight", "gate.weight", "fc2.weight", "output_projection.weight", "embed_tokens.weight")
 
 
 class Placement:

@@ -1,0 +1,122 @@
+"""T5Gemma, as transformers computes it: facts from the modelling files of version 5.24."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_plugins.formats.huggingface.asked import Asked
+from specdec_plugins.formats.huggingface.families import DECODER, PROJECTION, Reader, activation_of, checked, tied
+from specdec_plugins.formats.huggingface.generation import Generation
+from specdec_plugins.formats.spec import Model
+from specdec_plugins.model.spec import MAX_SCALE, Attention, Embedding, FeedForward, ModelSpec, Norm, Output, Rotary, SideSpec
+
+# Our names of a layer's tensors, by theirs.
+NAMES = {
+    "cross_attn.": "encoder_attn.", "o_proj.": "out_proj.", "mlp.gate_proj.": "fc1.", "mlp.up_proj.": "gate.",
+    "mlp.down_proj.": "fc2.",
+    "pre_self_attn_layernorm.": "self_attn_layer_norm.", "post_self_attn_layernorm.": "self_attn_after_norm.",
+    "pre_cross_attn_layernorm.": "encoder_attn_layer_norm.", "post_cross_attn_layernorm.": "encoder_attn_after_norm.",
+    "pre_feedforward_layernorm.": "final_layer_norm.", "post_feedforward_layernorm.": "final_after_norm.",
+}  # fmt: skip
+LAYERS = ("full_attention", "sliding_attention")
+USUAL = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "vocab_size": 256_000}
+
+
+@dataclass(frozen=True)
+class Family(Reader):
+    def defaults(self, config: Asked) -> Mapping[str, Any]:
+        """Those of the decoder."""
+        own = config.get("decoder")
+        return USUAL | {name: own[name] for name in USUAL if isinstance(own, dict) and name in own}
+
+    def model_of(self, config: Asked, generation: Generation, weights: dict[str, Tensor]) -> Model | None:
+        spec = spec_of(config, generation)
+        sizes = [part(config, side).whole("vocab_size", 256_000, least=1) for side in ("encoder", "decoder")]
+        return None if config.faults else checked(spec, canonical(config, weights), sizes, config)
+
+
+FAMILIES = {"t5gemma": Family("T5GemmaForConditionalGeneration")}
+
+
+def part(config: Asked, side: str) -> Asked:
+    """The config of a side; its faults are the config's."""
+    own = config.get(side)
+    if not isinstance(own, dict):
+        config.faults.append(f"{config.path.name}: no '{side}' with its sizes")
+    return Asked(config.path, own if isinstance(own, dict) else {}, config.faults)
+
+
+def spec_of(config: Asked, generation: Generation) -> ModelSpec:
+    """Raises ValueError for values that no model has."""
+    if config.flag("is_encoder_decoder", True) is False:
+        config.refuse("is_encoder_decoder", "true")
+    encoder, decoder = (part(config, side) for side in ("encoder", "decoder"))
+    return ModelSpec(
+        side_of(encoder), side_of(decoder), Output(cap=cap(decoder, "final_logit_softcapping", 30.0)),
+        symbols=generation.symbols_with(3), forced=generation.forced, suppressed=generation.suppressed, outputs=generation.rules,
+        float16=False,
+    )  # fmt: skip
+
+
+def side_of(own: Asked) -> SideSpec:
+    """An encoder or a decoder. Some layers attend within a window, which bounds the positions: there it hides nothing."""
+    layers, width, inner, heads, groups, head = (
+        own.whole(name, least=1) for name in ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
+                                              "num_key_value_heads", "head_dim")
+    )  # fmt: skip
+    attention = Attention(
+        heads, groups, head, own.whole("query_pre_attn_scalar", 256, least=1) ** -0.5, own.flag("attention_bias", False),
+        cap=cap(own, "attn_logit_softcapping", 50.0), rotary=Rotary(theta(own)),
+    )  # fmt: skip
+    positions, kinds = own.whole("max_position_embeddings", 8_192, least=1), own.values.get("layer_types")
+    if kinds is not None and not (isinstance(kinds, list) and all(kind in LAYERS for kind in kinds)):
+        own.refuse("layer_types", " and ".join(LAYERS))
+    if kinds is None or (isinstance(kinds, list) and LAYERS[1] in kinds):
+        positions = min(positions, own.whole("sliding_window", positions, least=1))
+    return SideSpec(
+        layers, width, attention,
+        FeedForward(inner, activation_of(own.word("hidden_activation", "gelu_pytorch_tanh")), gated=True, bias=False),
+        positions, Embedding(math.sqrt(width), None), Norm(rms=True, eps=own.number("rms_norm_eps", 1e-6, 1.0), bias=False),
+        "both", True,
+    )  # fmt: skip
+
+
+def cap(own: Asked, name: str, usual: float) -> float | None:
+    """A cap that a config turns off by null."""
+    return None if own.values.get(name, usual) is None else own.number(name, usual, MAX_SCALE)
+
+
+def theta(own: Asked) -> float:
+    """Of the rotary positions, as versions 4 and 5 write it."""
+    rope = own.get("rope_parameters")
+    if own.get("rope_scaling") is not None:
+        own.refuse("rope_scaling", "none")
+    if rope is None:
+        return own.number("rope_theta", 10_000.0, 1e9)
+    inner = Asked(own.path, rope if isinstance(rope, dict) else {}, own.faults)
+    if not isinstance(rope, dict) or rope.keys() - {"rope_type", "rope_theta"} or inner.word("rope_type", "default") != "default":
+        own.refuse("rope_parameters", "the rope_type 'default' and a rope_theta")
+    return inner.number("rope_theta", 10_000.0, 1e9)
+
+
+def canonical(config: Asked, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by canonical names; unknown ones are refused. Theirs of norms are what to add to 1."""
+    tensors = {}
+    for name, tensor in weights.items():
+        ours = name.removeprefix("model.")
+        for side in ("encoder", "decoder"):
+            ours = f"{side}.layer_norm.weight" if ours == f"{side}.norm.weight" else ours
+        for before, after in NAMES.items():
+            ours = ours.replace(f".{before}", f".{after}")
+        if ours.endswith("_norm.weight") and tensor.is_floating_point():
+            tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32)) + 1
+        tensors[ours.replace("lm_head.out_proj", "lm_head")] = tensor
+    if config.flag("tie_word_embeddings", True):
+        tensors |= tied(tensors, [DECODER, PROJECTION])
+    if PROJECTION in tensors:
+        tensors["decoder.output_projection.weight"] = tensors.pop(PROJECTION)
+    return tensors
