@@ -39,6 +39,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in SLOWEST or not item.get_closest_marker("long"))
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()  # a million objects of the libraries, which no collection needs to visit
+
+
 @pytest.fixture(autouse=True)
 def collected() -> Iterator[None]:
     """Models that a test leaves in cycles are gone before the next ones load: of their memory the collector sees little."""
