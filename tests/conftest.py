@@ -165,29 +165,41 @@ def run_fairseq(command: str, *arguments, check: bool = True, **environment) -> 
     """Run a command of fairseq from the repository's root, in a process forked from one that has imported fairseq."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pytest", *(f"fairseq_cli.{name}" for name in ("train", "generate", "validate", "score"))])
-    with tempfile.TemporaryDirectory() as folder:
-        files = [os.path.join(folder, name) for name in ("stdout", "stderr")]
-        process = context.Process(target=_become, args=(command, [*map(str, arguments)], files, environment))
-        process.start()
-        process.join(300)
-        process.kill()
-        output = [Path(file).read_text(encoding="utf-8") if os.path.exists(file) else "" for file in files]
-    result = subprocess.CompletedProcess([command, *arguments], process.exitcode, *output)
+    result = run_forked(_run_fairseq, command, [*map(str, arguments)], context=context, **environment)
     assert not check or result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
     return result
 
 
-def _become(command: str, arguments: list[str], files: list[str], environment: dict[str, str]) -> None:
-    for number, file in enumerate(files, 1):
-        os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY), number)
-    os.chdir(ROOT)
-    os.environ.update(environment)
+def _run_fairseq(command: str, arguments: list[str]) -> None:
     logging.getLogger("fairseq").setLevel(logging.NOTSET)
     sys.argv = [command, *arguments]
     try:
         importlib.import_module(f"fairseq_cli.{command}").cli_main()
     finally:
         atexit._run_exitfuncs()  # as multiprocessing does not
+
+
+def run_forked(function, *arguments, context=None, **environment) -> subprocess.CompletedProcess:
+    """Run a function in a fork of this process, or of the context's, which spares imports; from the repository's root."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [os.path.join(folder, name) for name in ("stdout", "stderr")]
+        context = context or multiprocessing.get_context("fork")
+        process = context.Process(target=_become, args=(function, arguments, files, environment))
+        process.start()
+        process.join(300)
+        process.kill()
+        process.join()
+        output = [Path(file).read_text(encoding="utf-8") if os.path.exists(file) else "" for file in files]
+    return subprocess.CompletedProcess([function, *arguments], process.exitcode, *output)
+
+
+def _become(function, arguments, files: list[str], environment: dict[str, str]) -> None:
+    for number, (name, file) in enumerate(zip(("stdout", "stderr"), files), 1):
+        os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY), number)
+        setattr(sys, name, open(number, "w", encoding="utf-8", buffering=1, closefd=False))  # noqa: SIM115  # pytest's are elsewhere
+    os.chdir(ROOT)
+    os.environ.update(environment)
+    function(*arguments)
 
 
 @pytest.fixture(scope="session")

@@ -237,9 +237,9 @@ def test_output_is_the_oracles(warping):
         fairseq_model.double()
         model, _ = load((fairseq_model, args))
         tilt = make_tilt(seed, bias)
-        sources = sentences(10, seed=rng.random())
+        sources = sentences(6, seed=rng.random())
         limits = [rng.randrange(1, 20) for _ in sources]
-        requests = [Request(i, sources[i], limits[i], sampling=how, seeds=[mixed(seed, i)]) for i in range(10)]
+        requests = [Request(i, sources[i], limits[i], sampling=how, seeds=[mixed(seed, i)]) for i in range(6)]
         expected = [sampled(fairseq_model, each.tokens, each.limit, how, each.seeds[0], tilt) for each in requests]
         for error, rows, ragged in ((0.0, 3, False), (0.3, 10, True), (1.0, 4, False)):
             lengths = [rng.randrange(9) for _ in range(5)]
@@ -249,7 +249,7 @@ def test_output_is_the_oracles(warping):
             cases += len(requests)
         hypotheses, _ = run(tilted_verifier(model, tilt), NoDrafter(), requests, [0], 4)
         assert [hypothesis.tokens for hypothesis in hypotheses] == expected
-    assert cases >= 60
+    assert cases >= 36
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
@@ -314,10 +314,10 @@ def test_sentences_come_as_often_as_they_should(count, rows, rule, warping, draf
     requests = [Request(index, source, 3, sampling=how, seeds=[mixed(7, index)]) for index in range(count)]
     hypotheses, stats = run(verifier, drafter, requests, [0] if drafting == "none" else [3, 1, 2], rows)
     counts = Counter(tuple(each.tokens) + (() if each.cut else (EOS,)) for each in hypotheses)
-    expected = {key: chance for key, chance in chances(fairseq_model, source, 4, how, tilt).items() if EOS in key[:4]}
+    expected = {}
     for key, chance in chances(fairseq_model, source, 4, how, tilt).items():
-        if EOS not in key:
-            expected[key[:3]] = expected.get(key[:3], 0.0) + chance
+        key = key if EOS in key else key[:3]
+        expected[key] = expected.get(key, 0.0) + chance
     assert sum(expected.values()) == pytest.approx(1)
     assert improbability(counts, expected) > 1e-4
     assert drafting == "none" or stats.accepted > 0.1 * stats.drafted
