@@ -1,7 +1,6 @@
 """Shared pieces of the tests: tiny models built as fairseq builds them, and toy data prepared once."""
 
 import argparse
-import atexit
 import fcntl
 import functools
 import gc
@@ -45,9 +44,12 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def collected() -> Iterator[None]:
-    """Models that a test leaves in cycles are gone before the next ones load: of their memory the collector sees little."""
+    """Models that a test leaves in cycles are gone before the next ones load: of their memory the collector sees little. So are
+    the threads that it asked for."""
     before = resident()
     yield
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # a test may have asked for more, whose spinning would cost the next ones
     if resident() > before + 2**24:
         gc.collect()
 
@@ -173,18 +175,15 @@ def run_fairseq(command: str, *arguments, check: bool = True, **environment) -> 
 def _run_fairseq(command: str, arguments: list[str]) -> None:
     logging.getLogger("fairseq").setLevel(logging.NOTSET)
     sys.argv = [command, *arguments]
-    try:
-        importlib.import_module(f"fairseq_cli.{command}").cli_main()
-    finally:
-        atexit._run_exitfuncs()  # as multiprocessing does not
+    importlib.import_module(f"fairseq_cli.{command}").cli_main()
 
 
-def run_forked(function, *arguments, context=None, **environment) -> subprocess.CompletedProcess:
-    """Run a function in a fork of this process, or of the context's, which spares imports; from the repository's root."""
-    with tempfile.TemporaryDirectory() as folder:
-        files = [os.path.join(folder, name) for name in ("stdout", "stderr")]
+def run_forked(function, *arguments, context=None, folder: Path = ROOT, **environment) -> subprocess.CompletedProcess:
+    """Run a function in a fork of this process, or of the context's, which spares imports; by default in the repository."""
+    with tempfile.TemporaryDirectory() as temporary:
+        files = [os.path.join(temporary, name) for name in ("stdout", "stderr")]
         context = context or multiprocessing.get_context("fork")
-        process = context.Process(target=_become, args=(function, arguments, files, environment))
+        process = context.Process(target=_become, args=(function, arguments, files, folder, environment))
         process.start()
         process.join(300)
         process.kill()
@@ -193,11 +192,11 @@ def run_forked(function, *arguments, context=None, **environment) -> subprocess.
     return subprocess.CompletedProcess([function, *arguments], process.exitcode, *output)
 
 
-def _become(function, arguments, files: list[str], environment: dict[str, str]) -> None:
+def _become(function, arguments, files: list[str], folder: Path, environment: dict[str, str]) -> None:
     for number, (name, file) in enumerate(zip(("stdout", "stderr"), files), 1):
         os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY), number)
         setattr(sys, name, open(number, "w", encoding="utf-8", buffering=1, closefd=False))  # noqa: SIM115  # pytest's are elsewhere
-    os.chdir(ROOT)
+    os.chdir(folder)
     os.environ.update(environment)
     function(*arguments)
 
@@ -215,13 +214,21 @@ def toy_data(tmp_path_factory) -> Path:
 
 
 def make_toy_data(folder: Path) -> None:
+    """With fairseq-preprocess in a fork of this process, which imports fairseq for other tests anyway."""
+    from specdec_plugins.commands import prepare
+
+    def preprocess(command, cwd, stdout, **_):
+        result = run_forked(_run_fairseq, command[2].removeprefix("fairseq_cli."), command[3:], folder=cwd)
+        stdout.write(result.stdout + result.stderr)
+        return result
+
     text = folder / "text"
     run_python("data/toy.py", "--output", text, "--train", 300, "--valid", 40, "--test", 20)
     prefixes = [item for split in ("train", "valid", "test") for item in (f"--{split}", text / split)]
-    run_python(
-        "-m", "specdec_plugins.commands.prepare", "--source-lang", "xa", "--target-lang", "xb", *prefixes,
-        "--bpe-operations", 200, "--max-ratio", 0, "--output", folder / "data", "--workers", 1,
-    )  # fmt: skip
+    options = ["--source-lang", "xa", "--target-lang", "xb", *prefixes, "--bpe-operations", 200, "--max-ratio", 0, "--workers", 1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare.subprocess, "run", preprocess)
+        assert prepare.main([*map(str, options), "--output", str(folder / "data")]) == 0
 
 
 @functools.cache

@@ -86,7 +86,8 @@ def test_shards_concatenate_to_the_output_of_translate(folder, text, expected, t
     data, paths = text.encode(), [tmp_path / "a.txt.gz", tmp_path / "b.txt.zst"]
     for path, part in zip(paths, (data[:cut], data[cut:])):
         path.write_bytes(compress(part, path))
-    for number, (size, more) in enumerate([(100, ["--compress", "gz"]), (333, ["--compress", "zst"]), (10**6, [])]):
+    sizes = [(100, ["--compress", "gz"]), (333, ["--compress", "zst"]), (10**6, [])]
+    for number, (size, more) in enumerate(sizes[: 1 if options else None]):
         out = tmp_path / f"out{number}"
         run(capfd, *paths, "--model", folder, "-o", out, "--shard-size", size, *QUICK, *more, *options)
         assert whole(out) == expected(*options)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import make_drafter, make_verifier, model_settings
-from reference import chances, sampled, warped
+from reference import chances, sampled_all, warped
 from support import DRAFTERS, EOS, WORDS, Knowing, load, make_pair, make_tilt, run, sentences, tilted_verifier
 
 from specdec_plugins.decoding import sampling as sampling_module
@@ -240,7 +240,7 @@ def test_output_is_the_oracles(warping):
         sources = sentences(6, seed=rng.random())
         limits = [rng.randrange(1, 20) for _ in sources]
         requests = [Request(i, sources[i], limits[i], sampling=how, seeds=[mixed(seed, i)]) for i in range(6)]
-        expected = [sampled(fairseq_model, each.tokens, each.limit, how, each.seeds[0], tilt) for each in requests]
+        expected = sampled_all(fairseq_model, sources, limits, how, [each.seeds[0] for each in requests], tilt)
         for error, rows, ragged in ((0.0, 3, False), (0.3, 10, True), (1.0, 4, False)):
             lengths = [rng.randrange(9) for _ in range(5)]
             hypotheses, stats = run(tilted_verifier(model, tilt), Knowing(expected, error), requests, lengths, rows, ragged)

@@ -143,7 +143,7 @@ RUNS = [
     (["--draft-with", "recycling", "--tree", 6], r"greedy; recycling trees of up to 6 tokens: \d\.\d\d tokens per .*"),
     (["--batch-size", 1], r"greedy; glide drafts (paid|did not pay|: ).*tokens per verifier pass .*"),
     (["--batch-size", 16], r"greedy; no glide drafts in \d+ passes: too few to try any"),
-    (["--batch-size", 1, "--workers", 2], r"greedy; glide drafts.* tokens per verifier pass .*"),
+    pytest.param(["--batch-size", 1, "--workers", 2], r"greedy; glide drafts.* tokens per verifier .*", marks=pytest.mark.long),
 ]  # fmt: skip
 
 
