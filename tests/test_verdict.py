@@ -149,7 +149,7 @@ RUNS = [
 
 @pytest.mark.parametrize(("options", "line"), RUNS)
 def test_a_run_ends_with_its_verdict(options, line, capfd):
-    err = run(capfd, "--model", PAIR, "-i", TEXT, "--threads", 2, *options)[1]
+    err = run(capfd, "--model", PAIR, "-i", TEXT, "--threads", 1, *options)[1]
     second = err.splitlines()[1]
     assert re.fullmatch(line, second), second
 
