@@ -237,6 +237,52 @@ def make_toy_data(folder: Path) -> None:
         assert prepare.main([*map(str, options), "--output", str(folder / "data")]) == 0
 
 
+@pytest.fixture(scope="session")
+def parts(toy_data, tmp_path_factory) -> dict:
+    """Options that name a random pair by its parts."""
+    from specdec_plugins.formats import checkpoint
+    from specdec_plugins.text.vocabulary import Vocabulary
+
+    folder = tmp_path_factory.mktemp("pair")
+    words = len(Vocabulary.read(toy_data / "bin" / "dict.xa.txt")) - 4
+    shape = {"words": words, "max_source_positions": 100, "max_target_positions": 100}
+    verifier, args = make_verifier(seed=3, **shape)
+    drafter = make_drafter(seed=4, **shape).float()
+    args.source_lang, args.target_lang = "xa", "xb"
+    checkpoint.save({"model": verifier.state_dict(), "args": args, "cfg": None}, folder / "verifier.pt")
+    block = {**vars(args), "arch": "block", "src_embedding_copy": True, "block_size": 5}
+    for name, tensor in verifier.encoder.state_dict().items():  # a drafter that kept the verifier's encoder
+        drafter.encoder.state_dict()[name].copy_(tensor)
+    checkpoint.save({"model": drafter.state_dict(), "args": type(args)(**block), "cfg": None}, folder / "drafter.pt")
+    return {"--verifier": folder / "verifier.pt", "--drafter": folder / "drafter.pt", "--data": toy_data / "bin",
+            "--codes": toy_data / "codes"}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def folder(parts, tmp_path_factory) -> Path:
+    """The same pair as a model folder."""
+    from specdec_plugins.commands import pack
+
+    path = tmp_path_factory.mktemp("folder") / "pair"
+    assert pack.main([*(str(item) for option in parts.items() for item in option), "--output", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(scope="session")
+def lines(toy_data) -> list[str]:
+    """Some of the corpus's source lines, empty ones among them."""
+    text = (toy_data / "raw" / "test.xa").read_text(encoding="utf-8").splitlines()[:9]
+    return ["", *text[:4], "", "   ", *text[4:]]
+
+
+@pytest.fixture
+def source(lines, tmp_path) -> Path:
+    """A file of these lines."""
+    path = tmp_path / "source.txt"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
 @functools.cache
 def transformers():
     """transformers, without the torchaudio that fairseq brings: its build for GPUs does not load without one."""

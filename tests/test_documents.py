@@ -15,7 +15,7 @@ import torch
 from conftest import ROOT, make_verifier
 from reference import greedy
 from support import SHAPES, WORDS, Lengths, engine_model, make_tilt, tilted_verifier
-from test_translate import folder, parts, run, stopped_after  # noqa: F401
+from test_translate import run, stopped_after
 
 from specdec_plugins import Translator
 from specdec_plugins.assignment import beyond_training
@@ -327,7 +327,7 @@ def test_learned_positions_do_not():
 # ---- the command
 
 
-def test_the_command_reads_sources_beyond_training(folder, tmp_path, capfd):  # noqa: F811
+def test_the_command_reads_sources_beyond_training(folder, tmp_path, capfd):
     path = tmp_path / "long"
     path.write_text(" ".join("word" for _ in range(300)) + "\nword\n")
     options = ("--model", folder, "--input", path, "--strategy", "ar", "--max-len-b", 150, "--quiet")
@@ -377,7 +377,7 @@ def test_documents_in_bpe(source, tmp_path, capfd):
     assert found == [" ".join(record["tokens"]) for record in records]
 
 
-def test_a_document_beyond_all_limits_is_named(folder, tmp_path, capfd, monkeypatch):  # noqa: F811
+def test_a_document_beyond_all_limits_is_named(folder, tmp_path, capfd, monkeypatch):
     path = tmp_path / "huge"
     path.write_text("word\n" + "word. " * 300_000 + "\nword\n")
     options = ("--model", folder, "--input", path, "--strategy", "ar", "--quiet")
@@ -398,7 +398,7 @@ def test_buffers_hold_so_many_characters(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_a_document_of_100000_words_takes_no_more_memory(folder, tmp_path):  # noqa: F811
+def test_a_document_of_100000_words_takes_no_more_memory(folder, tmp_path):
     """But for its text and the record of what was said to it: a hundred times as many windows are not in memory at once."""
     code = (
         "import resource, sys\nfrom specdec_plugins.commands import translate\nstatus = translate.main(sys.argv[1:])\n"

@@ -10,9 +10,10 @@ from contextlib import suppress
 import pytest
 from conftest import ROOT
 from test_files import LINE, Fake, run
+from test_files import translated_content as translated
 
 from specdec_plugins.commands.translation.files import File
-from specdec_plugins.files import Options, format_of
+from specdec_plugins.files import Options
 from specdec_plugins.files.content import read_content
 from specdec_plugins.units import translate_units
 
@@ -181,11 +182,6 @@ def rewritten(data, changed, more=(), how=zipfile.ZIP_DEFLATED):
         for name in more:
             new.writestr(name, more[name])
     return stream.getvalue()
-
-
-def translated(data, name, function=str.swapcase):
-    content = read_content(data, name, format_of(name), Options())
-    return content.translated(translate_units(Fake(function), content.units))
 
 
 def members(data):

@@ -9,7 +9,6 @@ from typing import get_type_hints
 
 import pytest
 from conftest import ROOT, run_python
-from test_translate import folder, parts  # noqa: F401  # a fixture, and what it needs
 
 import specdec_plugins
 from specdec_plugins import AsyncTranslator, Translator
@@ -90,7 +89,7 @@ def test_options_of_a_call_equal_settings(name, base, asked):
     assert sum(changes) > len(asked) // 2 or asked[0] == {"beta": 1, "tau": None}
 
 
-def test_options_of_a_call_without_a_verifier(folder):  # noqa: F811
+def test_options_of_a_call_without_a_verifier(folder):
     """The shipped drafters need one."""
     translator = load(str(folder), strategy="drafter", max_len_b=12)
     for options in {"max_len_b": 5}, {"sampling": True, "seed": 1, "num_samples": 2}, {"windows": "sentence"}:

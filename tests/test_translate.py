@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, make_drafter, make_verifier, run_python
+from conftest import ROOT, run_python
 from support import long_but
 
 from specdec_plugins.commands import benchmark, pack, prepare, translate
@@ -34,48 +34,8 @@ from specdec_plugins.training import initialise
 from specdec_plugins.translator import SourceTooLong, Translator
 
 
-@pytest.fixture(scope="module")
-def parts(toy_data, tmp_path_factory):
-    """Options that name a random pair by its parts."""
-    folder = tmp_path_factory.mktemp("pair")
-    words = len(Vocabulary.read(toy_data / "bin" / "dict.xa.txt")) - 4
-    shape = {"words": words, "max_source_positions": 100, "max_target_positions": 100}
-    verifier, args = make_verifier(seed=3, **shape)
-    drafter = make_drafter(seed=4, dtype=torch.float32, **shape)
-    args.source_lang, args.target_lang = "xa", "xb"
-    checkpoint.save({"model": verifier.state_dict(), "args": args, "cfg": None}, folder / "verifier.pt")
-    block = {**vars(args), "arch": "block", "src_embedding_copy": True, "block_size": 5}
-    for name, tensor in verifier.encoder.state_dict().items():  # a drafter that kept the verifier's encoder
-        drafter.encoder.state_dict()[name].copy_(tensor)
-    checkpoint.save({"model": drafter.state_dict(), "args": type(args)(**block), "cfg": None}, folder / "drafter.pt")
-    return {"--verifier": folder / "verifier.pt", "--drafter": folder / "drafter.pt", "--data": toy_data / "bin",
-            "--codes": toy_data / "codes"}  # fmt: skip
-
-
 def flat(parts):
     return [str(item) for pair in parts.items() for item in pair]
-
-
-@pytest.fixture(scope="module")
-def folder(parts, tmp_path_factory):
-    """The same pair as a model folder."""
-    path = tmp_path_factory.mktemp("folder") / "pair"
-    assert pack.main([*flat(parts), "--output", str(path)]) == 0
-    return path
-
-
-@pytest.fixture(scope="module")
-def lines(toy_data):
-    """Some source lines, empty ones among them."""
-    text = (toy_data / "raw" / "test.xa").read_text(encoding="utf-8").splitlines()[:9]
-    return ["", *text[:4], "", "   ", *text[4:]]
-
-
-@pytest.fixture
-def source(lines, tmp_path):
-    path = tmp_path / "source.txt"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
 
 
 def run(capfd, *arguments, status=0):
