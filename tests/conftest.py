@@ -1,7 +1,6 @@
 """Shared pieces of the tests: tiny models built as fairseq builds them, and toy data prepared once."""
 
 import argparse
-import atexit
 import fcntl
 import functools
 import gc
@@ -39,11 +38,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in SLOWEST or not item.get_closest_marker("long"))
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()  # a million objects of the libraries, which no collection needs to visit
+
+
+def pytest_runtest_teardown() -> None:
+    if not gc.get_freeze_count():  # a test of the server has thawed them
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def collected() -> Iterator[None]:
-    """Models that a test leaves in cycles are gone before the next ones load: of their memory the collector sees little."""
+    """Models that a test leaves in cycles are gone before the next ones load: of their memory the collector sees little. So are
+    the threads that it asked for."""
     before = resident()
     yield
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # a test may have asked for more, whose spinning would cost the next ones
     if resident() > before + 2**24:
         gc.collect()
 
@@ -161,29 +173,38 @@ def run_fairseq(command: str, *arguments, check: bool = True, **environment) -> 
     """Run a command of fairseq from the repository's root, in a process forked from one that has imported fairseq."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pytest", *(f"fairseq_cli.{name}" for name in ("train", "generate", "validate", "score"))])
-    with tempfile.TemporaryDirectory() as folder:
-        files = [os.path.join(folder, name) for name in ("stdout", "stderr")]
-        process = context.Process(target=_become, args=(command, [*map(str, arguments)], files, environment))
-        process.start()
-        process.join(300)
-        process.kill()
-        output = [Path(file).read_text(encoding="utf-8") if os.path.exists(file) else "" for file in files]
-    result = subprocess.CompletedProcess([command, *arguments], process.exitcode, *output)
+    result = run_forked(_run_fairseq, command, [*map(str, arguments)], context=context, **environment)
     assert not check or result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
     return result
 
 
-def _become(command: str, arguments: list[str], files: list[str], environment: dict[str, str]) -> None:
-    for number, file in enumerate(files, 1):
-        os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY), number)
-    os.chdir(ROOT)
-    os.environ.update(environment)
+def _run_fairseq(command: str, arguments: list[str]) -> None:
     logging.getLogger("fairseq").setLevel(logging.NOTSET)
     sys.argv = [command, *arguments]
-    try:
-        importlib.import_module(f"fairseq_cli.{command}").cli_main()
-    finally:
-        atexit._run_exitfuncs()  # as multiprocessing does not
+    importlib.import_module(f"fairseq_cli.{command}").cli_main()
+
+
+def run_forked(function, *arguments, context=None, folder: Path = ROOT, **environment) -> subprocess.CompletedProcess:
+    """Run a function in a fork of this process, or of the context's, which spares imports; by default in the repository."""
+    with tempfile.TemporaryDirectory() as temporary:
+        files = [os.path.join(temporary, name) for name in ("stdout", "stderr")]
+        context = context or multiprocessing.get_context("fork")
+        process = context.Process(target=_become, args=(function, arguments, files, folder, environment))
+        process.start()
+        process.join(300)
+        process.kill()
+        process.join()
+        output = [Path(file).read_text(encoding="utf-8") if os.path.exists(file) else "" for file in files]
+    return subprocess.CompletedProcess([function, *arguments], process.exitcode, *output)
+
+
+def _become(function, arguments, files: list[str], folder: Path, environment: dict[str, str]) -> None:
+    for number, (name, file) in enumerate(zip(("stdout", "stderr"), files), 1):
+        os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY), number)
+        setattr(sys, name, open(number, "w", encoding="utf-8", buffering=1, closefd=False))  # noqa: SIM115  # pytest's are elsewhere
+    os.chdir(folder)
+    os.environ.update(environment)
+    function(*arguments)
 
 
 @pytest.fixture(scope="session")
@@ -199,13 +220,67 @@ def toy_data(tmp_path_factory) -> Path:
 
 
 def make_toy_data(folder: Path) -> None:
+    """With fairseq-preprocess in a fork of this process, which imports fairseq for other tests anyway."""
+    from specdec_plugins.commands import prepare
+
+    def preprocess(command, cwd, stdout, **_):
+        result = run_forked(_run_fairseq, command[2].removeprefix("fairseq_cli."), command[3:], folder=cwd)
+        stdout.write(result.stdout + result.stderr)
+        return result
+
     text = folder / "text"
     run_python("data/toy.py", "--output", text, "--train", 300, "--valid", 40, "--test", 20)
     prefixes = [item for split in ("train", "valid", "test") for item in (f"--{split}", text / split)]
-    run_python(
-        "-m", "specdec_plugins.commands.prepare", "--source-lang", "xa", "--target-lang", "xb", *prefixes,
-        "--bpe-operations", 200, "--max-ratio", 0, "--output", folder / "data", "--workers", 1,
-    )  # fmt: skip
+    options = ["--source-lang", "xa", "--target-lang", "xb", *prefixes, "--bpe-operations", 200, "--max-ratio", 0, "--workers", 1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare.subprocess, "run", preprocess)
+        assert prepare.main([*map(str, options), "--output", str(folder / "data")]) == 0
+
+
+@pytest.fixture(scope="session")
+def parts(toy_data, tmp_path_factory) -> dict:
+    """Options that name a random pair by its parts."""
+    from specdec_plugins.formats import checkpoint
+    from specdec_plugins.text.vocabulary import Vocabulary
+
+    folder = tmp_path_factory.mktemp("pair")
+    words = len(Vocabulary.read(toy_data / "bin" / "dict.xa.txt")) - 4
+    shape = {"words": words, "max_source_positions": 100, "max_target_positions": 100}
+    verifier, args = make_verifier(seed=3, **shape)
+    drafter = make_drafter(seed=4, **shape).float()
+    args.source_lang, args.target_lang = "xa", "xb"
+    checkpoint.save({"model": verifier.state_dict(), "args": args, "cfg": None}, folder / "verifier.pt")
+    block = {**vars(args), "arch": "block", "src_embedding_copy": True, "block_size": 5}
+    for name, tensor in verifier.encoder.state_dict().items():  # a drafter that kept the verifier's encoder
+        drafter.encoder.state_dict()[name].copy_(tensor)
+    checkpoint.save({"model": drafter.state_dict(), "args": type(args)(**block), "cfg": None}, folder / "drafter.pt")
+    return {"--verifier": folder / "verifier.pt", "--drafter": folder / "drafter.pt", "--data": toy_data / "bin",
+            "--codes": toy_data / "codes"}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def folder(parts, tmp_path_factory) -> Path:
+    """The same pair as a model folder."""
+    from specdec_plugins.commands import pack
+
+    path = tmp_path_factory.mktemp("folder") / "pair"
+    assert pack.main([*(str(item) for option in parts.items() for item in option), "--output", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(scope="session")
+def lines(toy_data) -> list[str]:
+    """Some of the corpus's source lines, empty ones among them."""
+    text = (toy_data / "raw" / "test.xa").read_text(encoding="utf-8").splitlines()[:9]
+    return ["", *text[:4], "", "   ", *text[4:]]
+
+
+@pytest.fixture
+def source(lines, tmp_path) -> Path:
+    """A file of these lines."""
+    path = tmp_path / "source.txt"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
 
 
 @functools.cache

@@ -42,6 +42,30 @@ def greedy(model, source: list[int], limit: int, tilt=None, pad: int = PAD, eos:
     return output
 
 
+def greedy_all(model, sources: list[list[int]], limits: list[int], tilt=None) -> list[list[int]]:
+    """`greedy` of each source."""
+    return said_by_all(model, sources, limits, lambda number, logits, output: int(logits.argmax()), tilt)
+
+
+@torch.no_grad()
+def said_by_all(model, sources: list[list[int]], limits: list[int], choose, tilt=None) -> list[list[int]]:
+    """What each source's output is if ``choose(number, logits, output)`` gives its next token: in one batch of fairseq's model,
+    still without a cache, so that tens of sentences take the time of one."""
+    lengths, outputs = torch.tensor([len(source) for source in sources]), [[EOS] for _ in sources]
+    tokens = torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, sources)), batch_first=True, padding_value=PAD)
+    encoder_out = model.encoder(tokens, src_lengths=lengths)
+    for length in range(max(limits, default=0)):
+        logits = model.decoder(torch.tensor(outputs), encoder_out=encoder_out)[0][:, -1]
+        logits = logits if tilt is None else logits + tilt[length]
+        logits[:, [PAD] if length else [PAD, EOS]] = -math.inf
+        for number, output in enumerate(outputs):
+            ended = length and output[-1] == EOS
+            output.append(EOS if ended else choose(number, logits[number], output[1:]))
+        if all(output[-1] == EOS for output in outputs):
+            break
+    return [output[1 : output.index(EOS, 1) if EOS in output[1:] else None][:limit] for output, limit in zip(outputs, limits)]
+
+
 def warped(logits: list[float], prefix: list[int], sampling) -> list[float]:
     """The probabilities by which a token is drawn after a prefix: penalty, temperature, top-k, top-p, one after the other."""
     values = list(logits)
@@ -61,38 +85,46 @@ def warped(logits: list[float], prefix: list[int], sampling) -> list[float]:
     return [weight / sum(kept) for weight in kept]
 
 
+def drawn(logits: torch.Tensor, output: list[int], sampling, seed: int) -> int:
+    """The token that follows an output where tokens are drawn."""
+    weights = warped(logits.tolist(), output, sampling)
+    position, tokens = torch.tensor([len(output)]), torch.arange(len(weights))
+    bits = token_bits(torch.tensor([seed]), Purpose.SAMPLE, position, tokens).tolist()
+    times = [-math.log1p(-(bit + 0.5) / 2**32) / weight if weight else math.inf for bit, weight in zip(bits, weights)]
+    return times.index(min(times))
+
+
 def sampled(model, source: list[int], limit: int, sampling, seed: int, tilt=None) -> list[int]:
     """The tokens, without eos, that a verifier says when it draws each of them."""
-    output: list[int] = []
-    encoder_out = encode(model, source)
-    while len(output) < limit:
-        weights = warped(following(model, encoder_out, output, tilt).tolist(), output, sampling)
-        position, tokens = torch.tensor([len(output)]), torch.arange(len(weights))
-        bits = token_bits(torch.tensor([seed]), Purpose.SAMPLE, position, tokens).tolist()
-        times = [-math.log1p(-(bit + 0.5) / 2**32) / weight if weight else math.inf for bit, weight in zip(bits, weights)]
-        token = times.index(min(times))
-        if token == EOS:
-            break
-        output.append(token)
-    return output
+    return sampled_all(model, [source], [limit], sampling, [seed], tilt)[0]
 
 
+def sampled_all(model, sources: list[list[int]], limits: list[int], sampling, seeds: list[int], tilt=None) -> list[list[int]]:
+    """`sampled` of each source with its seed."""
+    return said_by_all(
+        model, sources, limits, lambda number, logits, output: drawn(logits, output, sampling, seeds[number]), tilt
+    )
+
+
+@torch.no_grad()
 def chances(model, source: list[int], limit: int, sampling, tilt=None) -> dict[tuple[int, ...], float]:
     """Every sentence that sampling may say, eos included unless the limit cut it, and its probability."""
-    encoder_out = encode(model, source)
-    found = {}
-
-    def extend(output: list[int], chance: float) -> None:
-        if len(output) == limit or EOS in output:
-            found[tuple(output)] = chance
-            return
-        weights = warped(following(model, encoder_out, output, tilt).tolist(), output, sampling)
-        for token, weight in enumerate(weights):
-            if weight:
-                extend([*output, token], chance * weight)
-
-    extend([], 1.0)
-    return found
+    found, going = {}, {(): 1.0}
+    for length in range(limit):
+        outputs = torch.tensor([[EOS, *output] for output in going])
+        encoder_out = model.encoder(torch.tensor([source] * len(going)), src_lengths=torch.tensor([len(source)] * len(going)))
+        logits = model.decoder(outputs, encoder_out=encoder_out)[0][:, -1]
+        logits = logits if tilt is None else logits + tilt[length]
+        logits[:, [PAD] if length else [PAD, EOS]] = -math.inf
+        longer = {
+            (*output, token): chance * weight
+            for (output, chance), row in zip(going.items(), logits.tolist())
+            for token, weight in enumerate(warped(row, list(output), sampling))
+            if weight
+        }
+        found |= {output: chance for output, chance in longer.items() if output[-1] == EOS}
+        going = {output: chance for output, chance in longer.items() if output[-1] != EOS}
+    return found | going
 
 
 def tolerant(model, source: list[int], limit: int, plan: list[int], block: int, beta: int, tau: float, tilt=None):

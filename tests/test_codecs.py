@@ -47,7 +47,7 @@ def parts_of(rng, tokens):
 @pytest.mark.parametrize("lang", ["en", "de", "fr", "it", "cs", "fi", "ro", "zh"])
 def test_moses_detokenisation_in_steps(lang):
     moses, rng = Moses(lang), random.Random(lang)
-    for _ in range(250):
+    for _ in range(150):
         tokens = rng.choices(SIGNS, k=rng.randrange(40)) if rng.random() < 0.5 else rng.choices(SIGNS[:30], k=rng.randrange(8))
         try:
             expected = moses.detokenize(" ".join(tokens))
@@ -63,7 +63,7 @@ def test_what_moses_does_without_sacremoses_equals_it(lang):
     moses, rng, plain, outputs = Moses(lang), random.Random(lang), 0, 0
     words = ["A", "dog", "Mr", "no", "No", "well", "Art", "DOTMULTI", "2018", "1", "20", "été", "Straße", "İx", "ı", "ń", "Ａ"]
     words += ["z.B", "it's", "a.", "(b)", '"so"', "§", "xDOTDOTMULTI", *SIGNS]
-    for _ in range(400):
+    for _ in range(250):
         some = words[: rng.choice([7, 11, 17, len(words)])]
         between = rng.choice([[" ", " ", ", ", "-"], [" ", ",", "--", " - ", ". "]])
         line = "".join(rng.choice(some) + rng.choice(between) for _ in range(rng.randrange(5)))
@@ -75,7 +75,7 @@ def test_what_moses_does_without_sacremoses_equals_it(lang):
             with suppress(TypeError):  # sacremoses fails at Czech "e' - mail"
                 assert moses.detokenize(output) == moses.detokenizer.detokenize(output.split()), output
         plain, outputs = plain + bool(PLAIN.fullmatch(line)), outputs + bool(PLAIN_TOKENS.fullmatch(own))
-    assert plain > 40 and outputs > 40
+    assert plain > 20 and outputs > 20
 
 
 def test_reversible_detokenisation_in_steps():
@@ -220,7 +220,7 @@ PAIRS = {"demo.en-de": "demo.txt", "docs.en-fr": "docs.txt"}
                                      {"sampling": True, "seed": 3}], ids=str)  # fmt: skip
 def test_streamed_text_is_the_translation(pair, options):
     translator = Translator.from_pretrained(ROOT / "data" / pair, threads=1, **options)
-    for number, line in enumerate(list(read_lines(ROOT / "data" / PAIRS[pair]))[:6]):
+    for number, line in enumerate(list(read_lines(ROOT / "data" / PAIRS[pair]))[:4]):
         deltas = list(translator.stream_text(line, first=number))
         assert "".join(deltas) == translator.translate([line], first=number)[0].text and all(deltas)
 

@@ -7,35 +7,16 @@ import random
 import shutil
 
 import pytest
-import torch
-from conftest import make_drafter, make_verifier
 from fsspec.spec import AbstractBufferedFile
 
-from specdec_plugins.commands import corpus, pack, translate
+from specdec_plugins.commands import corpus, translate
 from specdec_plugins.corpora import inputs, manifest, shard
 from specdec_plugins.corpora.stores import contents, store
-from specdec_plugins.formats import checkpoint, files
+from specdec_plugins.formats import files
 from specdec_plugins.text.compressed import compress, open_read
-from specdec_plugins.text.vocabulary import Vocabulary
 
 QUICK = ("--max-len-b", 9, "--quiet")
 SAMPLES = ("--sampling", "--num-samples", 2, "--seed", 7)
-
-
-@pytest.fixture(scope="module")
-def folder(toy_data, tmp_path_factory):
-    """A model folder with a random pair."""
-    made = tmp_path_factory.mktemp("pair")
-    words = len(Vocabulary.read(toy_data / "bin" / "dict.xa.txt")) - 4
-    verifier, args = make_verifier(seed=3, words=words)
-    drafter = make_drafter(seed=4, dtype=torch.float32, words=words)
-    args.source_lang, args.target_lang = "xa", "xb"
-    checkpoint.save({"model": verifier.state_dict(), "args": args, "cfg": None}, made / "v.pt")
-    block = type(args)(**{**vars(args), "arch": "block", "src_embedding_copy": True, "block_size": 5})
-    checkpoint.save({"model": drafter.state_dict(), "args": block, "cfg": None}, made / "d.pt")
-    options = ["--verifier", made / "v.pt", "--drafter", made / "d.pt", "--data", toy_data / "bin", "--codes", toy_data / "codes"]
-    assert pack.main([*map(str, options), "--output", str(made / "pair")]) == 0
-    return made / "pair"
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +67,8 @@ def test_shards_concatenate_to_the_output_of_translate(folder, text, expected, t
     data, paths = text.encode(), [tmp_path / "a.txt.gz", tmp_path / "b.txt.zst"]
     for path, part in zip(paths, (data[:cut], data[cut:])):
         path.write_bytes(compress(part, path))
-    for number, (size, more) in enumerate([(100, ["--compress", "gz"]), (333, ["--compress", "zst"]), (10**6, [])]):
+    sizes = [(100, ["--compress", "gz"]), (333, ["--compress", "zst"]), (10**6, [])]
+    for number, (size, more) in enumerate(sizes[: 1 if options else None]):
         out = tmp_path / f"out{number}"
         run(capfd, *paths, "--model", folder, "-o", out, "--shard-size", size, *QUICK, *more, *options)
         assert whole(out) == expected(*options)

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 from conftest import make_verifier
-from reference import draft_alone, greedy, log_probabilities, tolerant
+from reference import draft_alone, greedy, greedy_all, log_probabilities, tolerant
 from support import (
     DRAFTERS,
     EOS,
@@ -39,7 +39,7 @@ from specdec_plugins.decoding.verifier import Unverified, accept_all
 
 @pytest.mark.parametrize("shape", long_but(SHAPES, "post-norm"))
 def test_output_is_the_verifiers_greedy_output(shape):
-    """Thousands of sentences: batch 1 to 9, block 1 to 30, any end, limits, drafters from random to perfect."""
+    """Hundreds of sentences: batch 1 to 9, block 1 to 30, any end, limits, drafters from random to perfect."""
     rng = random.Random(shape)
     cases = 0
     for seed in range(2):
@@ -50,11 +50,11 @@ def test_output_is_the_verifiers_greedy_output(shape):
             sources = sentences(14, seed=rng.random())
             limits = [rng.randrange(1, 25) for _ in sources]
             tilt = make_tilt(seed, bias)
-            unbounded = [greedy(fairseq_model, source, limit + 1, tilt) for source, limit in zip(sources, limits)]
+            unbounded = greedy_all(fairseq_model, sources, [limit + 1 for limit in limits], tilt)
             expected = [output[:limit] for output, limit in zip(unbounded, limits)]
             cut = [len(output) > limit for output, limit in zip(unbounded, limits)]
             verifier = tilted_verifier(model, tilt)
-            for error, rows in itertools.product((0.0, 0.2, 0.6, 1.0), rng.sample(range(1, 10), 4)):
+            for error, rows in zip((0.0, 0.2, 0.6, 1.0) * 2, rng.sample(range(1, 10), 8)):
                 block = rng.choice([rng.randrange(1, 31), [rng.randrange(12) for _ in range(5)]])
                 hypotheses, stats = decode(verifier, Knowing(expected, error), sources, limits, block, rows)
                 assert [hypothesis.tokens for hypothesis in hypotheses] == expected
@@ -65,7 +65,18 @@ def test_output_is_the_verifiers_greedy_output(shape):
             hypotheses, stats = decode(verifier, NoDrafter(), sources, limits, 0, 5)
             assert [hypothesis.tokens for hypothesis in hypotheses] == expected
             assert stats.mean_accepted_length == 1.0 and stats.drafted == 0
-    assert cases >= 1000
+    assert cases >= 600
+
+
+@pytest.mark.parametrize("shape", ["post-norm", "learned"])
+def test_the_oracle_of_a_batch_is_the_oracle_of_each_sentence(shape):
+    fairseq_model, _ = make_verifier(words=WORDS, **SHAPES[shape])
+    sources, limits = sentences(9, seed=4), [1 + 2 * index for index in range(9)]
+    for bias in (-9.0, 1.0):
+        tilt = make_tilt(0, bias)
+        expected = [greedy(fairseq_model.double(), source, limit, tilt) for source, limit in zip(sources, limits)]
+        assert greedy_all(fairseq_model, sources, limits, tilt) == expected
+    assert len(set(map(len, expected))) > 3
 
 
 ARCHITECTURES = pytest.mark.parametrize("arch", ["block", "block_causal"])
@@ -79,7 +90,7 @@ def test_block_drafter_leaves_the_verifiers_output(shape, same_encoder, arch):
         (plain, _), (verifier, drafter), tilt = make_pair(seed, same_encoder, bias, drafter={"arch": arch}, **SHAPES[shape])
         sources = sentences(8, seed=seed)
         limits = [4 + 2 * index for index in range(8)]
-        expected = [greedy(plain, source, limit, tilt) for source, limit in zip(sources, limits)]
+        expected = greedy_all(plain, sources, limits, tilt)
         for block, rows in ((1, 3), (5, 8), (25, 2)):
             hypotheses, stats = decode(verifier, drafter, sources, limits, block, rows)
             assert [hypothesis.tokens for hypothesis in hypotheses] == expected
@@ -91,8 +102,8 @@ def test_adaptive_lengths_leave_the_verifiers_output(arch):
     """Drafts of any length, none, and sources that the drafter reads only when it is asked, after rows have moved."""
     (fairseq_model, _), (verifier, drafter), tilt = make_pair(bias=-1.0, drafter={"arch": arch})
     sources, limits = sentences(40, seed=3), [5 + index % 20 for index in range(40)]
-    expected = [greedy(fairseq_model, source, limit, tilt) for source, limit in zip(sources, limits)]
-    for rows in (1, 3, 4):
+    expected = greedy_all(fairseq_model, sources, limits, tilt)
+    for rows in (1, 4):
         requests = [Request(index, tokens, limit) for index, (tokens, limit) in enumerate(zip(sources, limits))]
         stats, controller = DecodeStats(), Throughput(4)
         outputs = speculative_decode(drafter, verifier, TopBetaTau(), controller, requests, rows, stats)
@@ -105,12 +116,12 @@ def test_adaptive_lengths_leave_the_verifiers_output(arch):
 @pytest.mark.parametrize("kind", long_but(DRAFTERS, "block", "causal", "successor", "some tokens, successor"))
 def test_strategy_drafter_is_the_plugins_model_alone(kind):
     """Whole blocks up to the limit, with eos in some of them."""
-    for seed, bias in enumerate((-9.0, 0.0, 1.0)):
+    for seed, bias in enumerate((-9.0, 0.5)):
         (_, plugin), (_, drafter), tilt = make_pair(seed, bias=bias, drafter=DRAFTERS[kind], shake=0.3)
-        sources = sentences(9, seed=seed)
-        for block in (1, 4, 6):
+        sources = sentences(6, seed=seed)
+        for block in (1, 5):
             expected = [draft_alone(plugin, source, 12, block, tilt) for source in sources]
-            hypotheses, stats = decode(Unverified(), drafter, sources, [12] * 9, block, 4, accept_all)
+            hypotheses, stats = decode(Unverified(), drafter, sources, [12] * 6, block, 4, accept_all)
             assert [hypothesis.tokens for hypothesis in hypotheses] == expected
             assert stats.accepted == stats.drafted and stats.own_tokens == 0
             for hypothesis in hypotheses:
@@ -137,7 +148,7 @@ def test_a_drafter_with_fewer_positions_than_the_verifier(arch):
             bias=-9.0, drafter={"max_target_positions": 9, "arch": arch}, decoder_learned_pos=learned
         )
         sources = sentences(6, seed=1)
-        expected = [greedy(fairseq_model, source, 20, tilt) for source in sources]
+        expected = greedy_all(fairseq_model, sources, [20] * 6, tilt)
         hypotheses, stats = decode(verifier, drafter, sources, [20] * 6, 4, 3)
         assert [hypothesis.tokens for hypothesis in hypotheses] == expected
         assert stats.drafted > 0
@@ -165,7 +176,7 @@ def test_tolerant_output_equals_one_sentence_at_a_time():
         ranked = tilt.argsort(-1, descending=True)
         verifier = tilted_verifier(model, tilt)
         for beta, tau, block in ((1, 9.0, 4), (2, 0.7, 3), (3, 1.5, 5), (3, float("inf"), 7), (5, 2.0, 2), (99, 1.0, 9)):
-            sources = sentences(10, seed=rng.random())
+            sources = sentences(7, seed=rng.random())
             limits = [rng.randrange(1, 16) for _ in sources]
             plans = [[int(row[rng.choice([0, 0, 1, 2, 3])]) for row in ranked] for _ in sources]
             expected = [
@@ -190,7 +201,7 @@ def test_token_scores_are_fairseqs(block):
     for bias in (-9.0, 1.0):
         tilt = make_tilt(0, bias)
         sources, limits = sentences(8, seed=1), list(range(1, 17, 2))
-        expected = [greedy(fairseq_model, source, limit, tilt) for source, limit in zip(sources, limits)]
+        expected = greedy_all(fairseq_model, sources, limits, tilt)
         hypotheses, _ = decode(tilted_verifier(model, tilt), Knowing(expected, 0.3), sources, limits, block, 3)
         for hypothesis, source, output in zip(hypotheses, sources, expected):
             scores = log_probabilities(fairseq_model, source, output, tilt)
@@ -205,7 +216,7 @@ def test_long_outputs():
     model, _ = load((fairseq_model.double(), args))
     tilt = make_tilt(0, -9.0, positions)
     sources, limits = sentences(4, seed=1), [150, 70, 9, 66]
-    expected = [greedy(fairseq_model, source, limit, tilt) for source, limit in zip(sources, limits)]
+    expected = greedy_all(fairseq_model, sources, limits, tilt)
     for block, rows in ((7, 2), (30, 4)):
         hypotheses, _ = decode(tilted_verifier(model, tilt), Knowing(expected, 0.1), sources, limits, block, rows)
         assert [hypothesis.tokens for hypothesis in hypotheses] == expected
@@ -231,7 +242,7 @@ def test_rows_are_refilled_in_the_order_of_the_requests():
     model, _ = load((fairseq_model.double(), args))
     tilt = make_tilt(0, 0.0)
     sources, limits = sentences(23, seed=1), [1 + index % 9 for index in range(23)]
-    expected = [greedy(fairseq_model, source, limit, tilt) for source, limit in zip(sources, limits)]
+    expected = greedy_all(fairseq_model, sources, limits, tilt)
     for rows in (1, 4, 8, 23, 60):
         drafter = Recorder(expected)
         hypotheses, _ = decode(tilted_verifier(model, tilt), drafter, sources, limits, 2, rows)

@@ -20,7 +20,6 @@ from specdec_plugins.serving.refused import Refused
 from specdec_plugins.serving.service import Limits
 from specdec_plugins.settings import Settings
 from specdec_plugins.text.glossary import Glossary, Term
-from specdec_plugins.translator import Translator
 from specdec_plugins.units import translate_units
 
 TEXT = f"{LINES[0]} {LINES[1]}\n\n  {LINES[2]}\n"
@@ -46,7 +45,7 @@ def by_files(text, form, ignored=(), **settings):
     """The library's translation of a text in a format."""
     file = TextFile(text, form, Options(ignored=ignored))
     units = [replace(unit, whole=False) for unit in file.units]
-    return file.translated(translate_units(Translator.from_pretrained(PAIR, threads=1, **settings), units))
+    return file.translated(translate_units(translator(Settings(threads=1, **settings)), units))
 
 
 def ask(served, path, form=False, **fields):

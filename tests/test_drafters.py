@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, make_verifier
-from reference import greedy
+from reference import greedy, greedy_all
 from support import EOS, SHAPES, SYMBOLS, WORDS, Lengths, commit, load, make_tilt, outputs_of, sentences, tilted_verifier
 from test_kernels import on_kernels, wide_verifier
 
@@ -482,7 +482,7 @@ def test_exact_on_pytorch(name):
         loaded, _ = load((model.double(), args))
         tilt, sources = make_tilt(seed, bias), sentences(14, seed)
         limits = [rng.randrange(1, 25) for _ in sources]
-        expected = [greedy(model, source, limit, tilt) for source, limit in zip(sources, limits)]
+        expected = greedy_all(model, sources, limits, tilt)
         rows = enumerate(zip(sources, limits, expected))
         requests = [Request(i, source, limit, hint=damaged(output, rng)) for i, (source, limit, output) in rows]
         verifier, drafter = tilted_verifier(loaded, tilt), make(name, expected, sources)

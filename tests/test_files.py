@@ -17,6 +17,7 @@ from conftest import ROOT
 from specdec_plugins import Translator
 from specdec_plugins.commands import translate
 from specdec_plugins.files import FORMATS, LONGEST, Options, TextFile, Unreadable, find_spans, format_of, readable
+from specdec_plugins.files.content import read_content
 from specdec_plugins.text.compressed import compress, open_read
 from specdec_plugins.text.endings import LANGUAGES_TOO, STRUCTURED, is_lines
 from specdec_plugins.text.languages import _CODES, _PARTS
@@ -55,6 +56,13 @@ class Fake:
 def translated(source, name, function=str, told=TOLD, markup=None, least=0.0):
     document = TextFile(source, format_of(f"a.{name}"), told, markup)
     return document.translated(translate_units(Fake(function), document.units), least)
+
+
+def translated_content(source, name, function=str.swapcase):
+    data = source if isinstance(source, bytes) else source.encode()
+    content = read_content(data, name, format_of(name), Options())
+    found = content.translated(translate_units(Fake(function), content.units))
+    return found if isinstance(source, bytes) else found.decode()
 
 
 def sentence(draw):

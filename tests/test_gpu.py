@@ -111,7 +111,8 @@ OTHERS = sorted(set(product(("block", "block_causal", "glide"), ("float32", "flo
 @pytest.mark.parametrize(("code", "dtype"), [*RECORDED, *(pytest.param(*each, marks=pytest.mark.long) for each in OTHERS)])
 def test_recorded_passes_are_eager_passes(code, dtype, device):
     """Tokens and scores, plain and drafted, in batches that grow and shrink again."""
-    sources, limits = tiny_sources(10), [4 + 3 * index % 20 for index in range(10)]
+    count = 10 if device.type == "cuda" else 7
+    sources, limits = tiny_sources(count), [4 + 3 * index % 20 for index in range(count)]
     found = []
     for runner in (Rounding(), recorder(device)):
         roles = loaded(tiny(code), device, dtype, runner)
@@ -122,7 +123,7 @@ def test_recorded_passes_are_eager_passes(code, dtype, device):
         assert tokens(recorded) == tokens(eager) and counts.lengths == others.lengths and counts.accepted == others.accepted
         for one, two in zip(eager, recorded):
             assert one.token_scores == pytest.approx(two.token_scores, abs=1e-4)
-    assert code != "block_causal" or sum(counts.accepted for _, counts in found[0]) > 50
+    assert code != "block_causal" or sum(counts.accepted for _, counts in found[0]) > 30
 
 
 def test_recordings_leave_when_memory_is_short(device):
@@ -180,7 +181,7 @@ def test_in_float64_the_output_is_that_of_a_cpu(device):
 def test_exact_decoding_is_ar_decoding(dtype, rows, device):
     """Except at near ties: a wider pass rounds differently."""
     pair, sources = demo()
-    sources = sources * (rows // 16 or 1)
+    sources = sources * (rows // 16 or 1) if device.type == "cuda" else sources[::2]
     limits = [60] * len(sources)
     roles = loaded(pair, device, dtype, recorder(device) if device.type == "cuda" else EAGER)
     plain = tokens(decode(*roles, sources, limits, 0, rows, device=device)[0])
@@ -243,9 +244,9 @@ def test_waits_are_counted(device):
 @pytest.mark.parametrize(("block", "beta"), [([0], 1), ([5], 1), ([5], 3), ([0, 0, 5, 0], 1)])
 def test_an_iteration_waits_once(code, block, beta, device):
     """For the verdict, also where requests join and leave, and some are encoded for the drafter only after they have moved.
-    Recordings wait, too: memory grows in the first run, the second run records, the third replays."""
+    On a GPU recordings wait, too: memory grows in the first run, the second run records, the third replays."""
     verifier, drafter = loaded(tiny(code), device, "float32", recorder(device) if device.type == "cuda" else EAGER)
-    for _ in range(3):
+    for _ in range(3 if device.type == "cuda" else 1):
         rule, lengths = TopBetaTau(beta, 2.0), Lengths(block)
         session = Session(drafter, verifier, rule, lengths, BoundedAdmission(4), 4, device=device)
         for index, source in enumerate(tiny_sources(12)):

@@ -8,7 +8,7 @@ from pathlib import Path
 import hf_text
 import pytest
 import torch
-from conftest import ROOT, run_python
+from conftest import ROOT, run_forked, run_python
 from hub_server import Hub
 from test_hf_translator import saved
 
@@ -61,20 +61,34 @@ def environment(served, tmp_path):
     return {"HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
-def run(name, environment, status=0, **more):
-    """What specdec-translate says of a model before it loads it: its error, or the folder that it takes."""
+def run(name, environment, status=0, fresh=False, **more):
+    """What specdec-translate says of a model before it loads it: its error, or the folder that it takes. A fresh process shows
+    that torch is not needed; a fork is sooner there."""
     code = f"from specdec_plugins.formats import hub; print(hub.find({name!r}))"
     if status:
         arguments = ["--model", name, "-i", FILE]
         code = f"from specdec_plugins.commands import translate; raise SystemExit(translate.main({arguments}))"
-    result = run_python("-X", "importtime", "-c", code, check=False, **{**environment, **more})
-    loaded = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if line.startswith("import time")}
-    said = [line for line in result.stderr.splitlines() if not line.startswith("import time")]
-    assert result.returncode == status and "torch" not in loaded, said
+    environment = {**environment, **more}
+    if fresh:
+        result = run_python("-c", f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); {code}",
+                            check=False, **environment)  # fmt: skip
+        assert result.stdout.endswith("False\n")
+        result.stdout = result.stdout.removesuffix("False\n")
+    else:
+        result = run_forked(executed, code, **environment)
+    said = result.stderr.splitlines()
+    assert result.returncode == status, said
     if not status:
         return Path(result.stdout.strip())
     assert said[-1].startswith("specdec-translate: error: ") and "Traceback" not in said
     return said[-1]
+
+
+def executed(code):
+    """With huggingface_hub imported anew, as it reads the environment then."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "huggingface_hub"]:
+        del sys.modules[name]
+    exec(code, {})
 
 
 def same(folder, other):
@@ -92,7 +106,7 @@ def names(folder):
 
 def test_only_the_files_that_are_needed_are_fetched_once(served, environment):
     """Then the cache answers: without a server, offline, and for a commit."""
-    folder = run("org/marian", environment)
+    folder = run("org/marian", environment, fresh=True)
     assert sorted(served.asked) == names(folder) == sorted([*READ, "model.safetensors"])
     assert same(folder, served.folder / "marian")
     served.asked.clear()
@@ -142,7 +156,7 @@ def test_weights_in_other_forms(served, environment, name):
     ],
 )
 def test_what_cannot_be_fetched_is_one_line(environment, name, more, said):
-    assert said in run(name, environment, status=1, **more)
+    assert said in run(name, environment, 1, name == "org/none", **more)
 
 
 def test_a_download_that_broke_off_is_completed(served, environment):
@@ -156,7 +170,7 @@ def test_a_download_that_broke_off_is_completed(served, environment):
 
 
 def test_a_command_and_python(served, environment, tmp_path):
-    imported = ["org/marian", "--output", str(tmp_path / "mine"), "--check", str(tmp_path / "text")]
+    imported = ["org/marian", "--output", str(tmp_path / "mine")]
     code = (
         "from specdec_plugins import Translator\n"
         "from specdec_plugins.commands import import_model\n"
@@ -165,14 +179,13 @@ def test_a_command_and_python(served, environment, tmp_path):
         "Translator.from_pretrained('org/marian', 'org/marian@v1', threads=1)\n"
         f"assert import_model.main({imported}) == 0\n"
     )
-    (tmp_path / "text").write_text(f"{LINE}\n")
-    assert "Fetching" not in run_python("-c", code, **environment).stderr
-    assert json.loads((tmp_path / "mine" / "certificate.json").read_text())["outputs"] > 0
+    result = run_forked(executed, code, **environment)
+    assert result.returncode == 0 and "Fetching" not in result.stderr, result.stderr
     assert same(tmp_path / "mine", served.folder / "marian")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("command", ["translate", "corpus", "benchmark", "serve"])
+@pytest.mark.parametrize("command", ["translate", "corpus", "benchmark", "serve", "import_model"])
 def test_commands(served, environment, command, tmp_path):
     """Each loads the model by its name; workers take the folder that the command found."""
     output, text = tmp_path / "out", tmp_path / "text"
@@ -182,15 +195,18 @@ def test_commands(served, environment, command, tmp_path):
         "corpus": (text, "--output", output, "--workers", 2),
         "benchmark": ("--input", text, "--systems", "ar", "--dtypes", "float32", "--measure", "latency", "--rounds", 1),
         "serve": ("--port", 0, "--draft-with", "nothing"),
+        "import_model": ("--output", output, "--check", text),
     }[command]
+    model = ["org/marian"] if command == "import_model" else ["--model", "org/marian"]
     status = int(command == "serve")  # it checks the model first, then the drafter
-    found = run_python(
-        "-m", f"specdec_plugins.commands.{command}", "--model", "org/marian", *arguments, check=False, **environment
-    )
+    found = run_python("-m", f"specdec_plugins.commands.{command}", *model, *arguments, check=False, **environment)
     assert found.returncode == status, found.stderr
     assert "model.safetensors" in served.asked
     if command == "benchmark":
         assert json.loads(found.stdout.splitlines()[-1])["signature"]["model"] == "org/marian"
+    elif command == "import_model":
+        assert json.loads((output / "certificate.json").read_text())["outputs"] > 0
+        assert same(output, served.folder / "marian")
     elif not status:
         lines = output if output.is_file() else output / "part-00000.txt"
         assert lines.read_text().count("\n") == 3

@@ -8,11 +8,10 @@ from contextlib import suppress
 from functools import partial
 
 import pytest
-from test_files import Fake
+from test_files import translated_content as translated
 
 from specdec_plugins.files import Options, Unreadable, format_of
 from specdec_plugins.files.content import read_content
-from specdec_plugins.units import translate_units
 
 javaproperties = pytest.importorskip("javaproperties")
 openstep_plist = pytest.importorskip("openstep_plist")
@@ -20,13 +19,6 @@ ruamel = pytest.importorskip("ruamel.yaml")
 etree = pytest.importorskip("lxml.etree")
 
 NAMES = {"yaml": "en.yml", "properties": "Messages.properties", "android": "res/values/strings.xml", "apple": "en.strings"}
-
-
-def translated(source, name, function=str.swapcase):
-    data = source if isinstance(source, bytes) else source.encode()
-    content = read_content(data, name, format_of(name), Options())
-    found = content.translated(translate_units(Fake(function), content.units))
-    return found if isinstance(source, bytes) else found.decode()
 
 
 # What independent parsers read: the skeleton, and the texts by their places in it.

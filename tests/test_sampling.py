@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import make_drafter, make_verifier, model_settings
-from reference import chances, sampled, warped
+from reference import chances, sampled_all, warped
 from support import DRAFTERS, EOS, WORDS, Knowing, load, make_pair, make_tilt, run, sentences, tilted_verifier
 
 from specdec_plugins.decoding import sampling as sampling_module
@@ -214,7 +214,7 @@ def test_a_wrong_rule_is_noticed(mutation):
 
 def test_cutting_by_the_dropped_tokens_own_probability_is_noticed():
     """The design's example: the verifier says either with .5, the drafter .7 and .3, and drafts below .5 are dropped."""
-    count = 100_000
+    count = 40_000  # a mean's standard deviation is 0.0025
     table = Table.of([Draws(Sampling(), seed, []) for seed in range(count)], count, 2, CPU)
     distribution = Distribution(torch.tensor([0, 1]).expand(count, 1, 2), torch.tensor([0.7, 0.3]).double().expand(count, 1, 2))
     drafted = draw(distribution.probabilities, table, Purpose.DRAFT)
@@ -238,10 +238,10 @@ def test_output_is_the_oracles(warping):
         fairseq_model.double()
         model, _ = load((fairseq_model, args))
         tilt = make_tilt(seed, bias)
-        sources = sentences(10, seed=rng.random())
+        sources = sentences(6, seed=rng.random())
         limits = [rng.randrange(1, 20) for _ in sources]
-        requests = [Request(i, sources[i], limits[i], sampling=how, seeds=[mixed(seed, i)]) for i in range(10)]
-        expected = [sampled(fairseq_model, each.tokens, each.limit, how, each.seeds[0], tilt) for each in requests]
+        requests = [Request(i, sources[i], limits[i], sampling=how, seeds=[mixed(seed, i)]) for i in range(6)]
+        expected = sampled_all(fairseq_model, sources, limits, how, [each.seeds[0] for each in requests], tilt)
         for error, rows, ragged in ((0.0, 3, False), (0.3, 10, True), (1.0, 4, False)):
             lengths = [rng.randrange(9) for _ in range(5)]
             hypotheses, stats = run(tilted_verifier(model, tilt), Knowing(expected, error), requests, lengths, rows, ragged)
@@ -250,7 +250,7 @@ def test_output_is_the_oracles(warping):
             cases += len(requests)
         hypotheses, _ = run(tilted_verifier(model, tilt), NoDrafter(), requests, [0], 4)
         assert [hypothesis.tokens for hypothesis in hypotheses] == expected
-    assert cases >= 60
+    assert cases >= 36
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
@@ -315,10 +315,10 @@ def test_sentences_come_as_often_as_they_should(count, rows, rule, warping, draf
     requests = [Request(index, source, 3, sampling=how, seeds=[mixed(7, index)]) for index in range(count)]
     hypotheses, stats = run(verifier, drafter, requests, [0] if drafting == "none" else [3, 1, 2], rows)
     counts = Counter(tuple(each.tokens) + (() if each.cut else (EOS,)) for each in hypotheses)
-    expected = {key: chance for key, chance in chances(fairseq_model, source, 4, how, tilt).items() if EOS in key[:4]}
+    expected = {}
     for key, chance in chances(fairseq_model, source, 4, how, tilt).items():
-        if EOS not in key:
-            expected[key[:3]] = expected.get(key[:3], 0.0) + chance
+        key = key if EOS in key else key[:3]
+        expected[key] = expected.get(key, 0.0) + chance
     assert sum(expected.values()) == pytest.approx(1)
     assert improbability(counts, expected) > 1e-4
     assert drafting == "none" or stats.accepted > 0.1 * stats.drafted

@@ -325,7 +325,7 @@ LINES = (ROOT / "data" / "demo.txt").read_text(encoding="utf-8").splitlines()
 @KERNELS
 @pytest.mark.parametrize("dtype", ["int8", *(pytest.param(each, marks=pytest.mark.long) for each in ("float32", "bfloat16"))])
 def test_the_shipped_pair(dtype):
-    for beam, count in ((2, 12), (5, 6)):
+    for beam, count in ((2, 8), (5, 4)):
         how = {"dtype": dtype, "beam": beam, "nbest": 2}
         plain = translated(LINES[:count], 4, strategy="ar", **how)
         for batch_size, drafting in ((1, {}), (4, {}), (4, {"draft_with": "recycling"}), (3, {"draft_with": "ngram"})):

@@ -135,7 +135,7 @@ def test_what_would_repeat():
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=KERNELS), pytest.param("int8", marks=KERNELS)])
 def test_outputs_are_fairseqs_and_the_same_with_drafts(dtype):
     """fairseq's --min-len and --no-repeat-ngram-size with beam 1; both matter."""
-    sentences = list(read_lines(ROOT / "data/demo.txt"))[: 4 if dtype == "float64" else None]
+    sentences = list(read_lines(ROOT / "data/demo.txt"))[: 2 if dtype == "float64" else 6]
     limits = {"max_len_b": 40, "min_len": 25, "no_repeat_ngram_size": 2, "dtype": dtype}
 
     def texts(**settings):

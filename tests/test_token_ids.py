@@ -1,11 +1,10 @@
 """A model's token ids as fairseq's data, and a drafter that trains on them for a model that fairseq does not know."""
 
 import json
-import os
 import random
-import subprocess
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +15,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from naive import altered
 from random_pair import Shape, random_pair
 from test_one_file_codec import CHARACTERS, LANGUAGES, SYMBOLS
+from test_training import run_train_sh
 
 from specdec_plugins.commands import pack
 from specdec_plugins.criterions.drafter_loss import DrafterLoss
@@ -120,10 +120,7 @@ def folder(tmp_path_factory):
     return folder / "verifier"
 
 
-def train_sh(*arguments):
-    command = ["bash", ROOT / "train.sh", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
+train_sh = partial(run_train_sh, check=False, PYTHONPATH=str(ROOT / "tests"))
 
 
 @pytest.mark.long
