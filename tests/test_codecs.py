@@ -2,7 +2,6 @@
 
 import os
 import random
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from specdec_plugins.model.spec import Symbols
 from specdec_plugins.text import byte_level
 from specdec_plugins.text.codec import CodecConfig, open_codec
 from specdec_plugins.text.lines import read_lines
-from specdec_plugins.text.moses import PLAIN, PLAIN_TOKENS, ROMANIAN, Moses
+from specdec_plugins.text.moses import Moses
 from specdec_plugins.text.reversible import Reversible
 from specdec_plugins.text.words import align
 from specdec_plugins.translator import Translator
@@ -49,33 +48,9 @@ def test_moses_detokenisation_in_steps(lang):
     moses, rng = Moses(lang), random.Random(lang)
     for _ in range(250):
         tokens = rng.choices(SIGNS, k=rng.randrange(40)) if rng.random() < 0.5 else rng.choices(SIGNS[:30], k=rng.randrange(8))
-        try:
-            expected = moses.detokenize(" ".join(tokens))
-        except TypeError:  # sacremoses fails at Czech "e' - mail"
-            continue
+        expected = moses.detokenize(" ".join(tokens))
         deltas = pushed(moses.stream(), parts_of(rng, tokens))
         assert "".join(deltas) == expected, tokens
-
-
-@pytest.mark.parametrize("lang", ["en", "de", "fr", "it", "cs", "fi", "ro", "sv", "ga", "el", "ru", "zh", "ja", "ko", "xx"])
-def test_what_moses_does_without_sacremoses_equals_it(lang):
-    """Plain sentences and outputs, and rules that only look for other characters than ASCII's."""
-    moses, rng, plain, outputs = Moses(lang), random.Random(lang), 0, 0
-    words = ["A", "dog", "Mr", "no", "No", "well", "Art", "DOTMULTI", "2018", "1", "20", "été", "Straße", "İx", "ı", "ń", "Ａ"]
-    words += ["z.B", "it's", "a.", "(b)", '"so"', "§", "xDOTDOTMULTI", *SIGNS]
-    for _ in range(400):
-        some = words[: rng.choice([7, 11, 17, len(words)])]
-        between = rng.choice([[" ", " ", ", ", "-"], [" ", ",", "--", " - ", ". "]])
-        line = "".join(rng.choice(some) + rng.choice(between) for _ in range(rng.randrange(5)))
-        line += rng.choice(some) + rng.choice(["", ".", ".", " .", "..", ",", "?"])
-        spelt = line.translate(ROMANIAN) if lang == "ro" else line
-        own = moses.tokenizer.tokenize(moses.normalizer.normalize(spelt), aggressive_dash_splits=True, return_str=True)
-        assert moses.tokenize(line) == own, line
-        for output in (own, line.replace(",", " ,")):
-            with suppress(TypeError):  # sacremoses fails at Czech "e' - mail"
-                assert moses.detokenize(output) == moses.detokenizer.detokenize(output.split()), output
-        plain, outputs = plain + bool(PLAIN.fullmatch(line)), outputs + bool(PLAIN_TOKENS.fullmatch(own))
-    assert plain > 40 and outputs > 40
 
 
 def test_reversible_detokenisation_in_steps():
