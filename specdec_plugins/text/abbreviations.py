@@ -12,10 +12,10 @@ INITIALS = re.compile(r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,2}")  # U.S, a.m
 WORD = re.compile(r"(?:[^\W\d_]+-)*[^\W\d_]{4,}")
 NEVER = {  # end a sentence
     "de": "al abzgl allg bspw ca d.h einschl engl entspr evtl exkl ggfs inkl insb insbes jew lat lt resp sinngem vergl vgl vs "
-          "z.B zzgl",
+    "z.B zzgl",
     "en": "al approx attn cf dept e.g eg encl esp est excl govt i.e ie incl intl misc resp univ viz vs",
     "fr": "al c.-à-d cf p.ex resp",
-}  # fmt: skip
+}
 NUMERIC = {  # do not end one before a number
     "de": "Abb Abs Anm Art Aufl Bd Gl Kap max min mind Nr S Tab Ver Vol str",
     "en": "app art ch chap eq eqs fig figs max min pp sec sect tab ver vol vols",
