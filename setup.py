@@ -16,8 +16,11 @@ HERE = Path(__file__).parent
 AVX2 = ["-mavx2", "-mfma"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"]
 X86 = {
-    "amx": [*AVX512, "-mamx-tile", "-mamx-int8"], "avx512": AVX512, "avxvnni": [*AVX2, "-mavxvnni"], "avx2": AVX2,
-}  # fmt: skip
+    "amx": [*AVX512, "-mamx-tile", "-mamx-int8"],
+    "avx512": AVX512,
+    "avxvnni": [*AVX2, "-mavxvnni"],
+    "avx2": AVX2,
+}
 INSTRUCTION_SETS = {**(X86 if platform.machine() in ("x86_64", "AMD64") else {}), "generic": []}
 # Python's own flags ask for debug information, a quarter of the time; flags of your own may want it. Sanitized code is compiled
 # with few optimisations: with all of them it takes two and a half times as long.
