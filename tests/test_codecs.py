@@ -67,8 +67,12 @@ def test_what_is_held_back():
     deltas = pushed(Moses("de").stream(), [(word, True) for word in words])
     assert deltas == ["Ein", " Hund", "", ' "so', "-", "so", "", '" rennt', "", "."]
     assert pushed(Moses("en").stream(), [("hap", False), ("py", False), ("&am", False), ("p;", True)]) == [
-        "hap", "py", "", "&", "",
-    ]  # fmt: skip
+        "hap",
+        "py",
+        "",
+        "&",
+        "",
+    ]
     assert pushed(Reversible().stream(), [("a￭", True), ("％4", False), ("1％", True), ("b", True)]) == ["a", "", "A", " b", ""]
 
 
@@ -103,9 +107,10 @@ def shipped(name, source, target, tokenizer):
 @pytest.fixture(scope="module")
 def codecs(byte_codec):
     return {
-        "moses": shipped("demo.en-de", "en", "de", "moses"), "reversible": shipped("docs.en-fr", "en", "fr", "reversible"),
+        "moses": shipped("demo.en-de", "en", "de", "moses"),
+        "reversible": shipped("docs.en-fr", "en", "fr", "reversible"),
         "bytes": byte_codec,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("name", ["moses", "reversible", "bytes"])
@@ -191,8 +196,11 @@ PAIRS = {"demo.en-de": "demo.txt", "docs.en-fr": "docs.txt"}
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-@pytest.mark.parametrize("options", [{}, {"block_size": 5}, {"strategy": "ar"}, {"beta": 3, "tau": 1.0, "block_size": 4},
-                                     {"sampling": True, "seed": 3}], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"block_size": 5}, {"strategy": "ar"}, {"beta": 3, "tau": 1.0, "block_size": 4}, {"sampling": True, "seed": 3}],
+    ids=str,
+)
 def test_streamed_text_is_the_translation(pair, options):
     translator = Translator.from_pretrained(ROOT / "data" / pair, threads=1, **options)
     for number, line in enumerate(list(read_lines(ROOT / "data" / PAIRS[pair]))[:6]):

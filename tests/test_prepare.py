@@ -381,10 +381,20 @@ def load_both_ways(folder: Path, langs: tuple[str, str], split: str = "test") ->
         dictionary = [Dictionary.load(str(folder / "bin" / f"dict.{lang}.txt")) for lang in (source, target)]
         assert dictionary[0] == dictionary[1]
         data = load_langpair_dataset(
-            str(folder / "bin"), split, source, dictionary[0], target, dictionary[1],
-            combine=False, dataset_impl=None, upsample_primary=1, left_pad_source=True, left_pad_target=False,
-            max_source_positions=1024, max_target_positions=1024,
-        )  # fmt: skip
+            str(folder / "bin"),
+            split,
+            source,
+            dictionary[0],
+            target,
+            dictionary[1],
+            combine=False,
+            dataset_impl=None,
+            upsample_primary=1,
+            left_pad_source=True,
+            left_pad_target=False,
+            max_source_positions=1024,
+            max_target_positions=1024,
+        )
         assert len(data) == len(list(read_lines(folder / "bpe" / f"{split}.{source}")))
         first.append(tuple(dictionary[0].string(data[0][side], "@@ ") for side in ("source", "target")))
     return first
