@@ -1,4 +1,4 @@
-"""The CPU kernels. pyproject.toml has everything else."""
+"""The CPU kernels, and the tag of wheels that have them. pyproject.toml has everything else."""
 
 import copy
 import hashlib
@@ -7,6 +7,7 @@ import platform
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
@@ -44,12 +45,32 @@ KERNELS = [
 
 
 class Build(build_ext):
-    """Kernels have one source, so each gets a folder for its object file: they are compiled in parallel."""
+    """Kernels have one source, so each gets a folder for its object file: they are compiled in parallel. They use nothing of
+    Python's, so their names have no Python version."""
 
     def build_extension(self, ext):
         own = copy.copy(self)
         own.build_temp = os.path.join(self.build_temp, ext.name)
         build_ext.build_extension(own, ext)
 
+    def get_ext_filename(self, fullname):
+        return os.path.join(*fullname.split(".")) + ".so"
 
-setup(ext_modules=KERNELS, cmdclass={"build_ext": Build}, options={"build_ext": {"parallel": os.cpu_count()}})
+    def copy_extensions_to_source(self):
+        for earlier in (HERE / KERNELS_SOURCE.parent).glob("_kernels_*.cpython-*.so"):  # named so before 0.3.0
+            earlier.unlink()
+        super().copy_extensions_to_source()
+
+
+class Wheel(bdist_wheel):
+    """One wheel for every Python: kernels are called through ctypes. ``--plat-name`` names another platform than this machine."""
+
+    def get_tag(self):
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(
+    ext_modules=KERNELS,
+    cmdclass={"build_ext": Build, "bdist_wheel": Wheel},
+    options={"build_ext": {"parallel": os.cpu_count()}},
+)
