@@ -1,5 +1,5 @@
 # make demo: translate with the pairs that ship; needs no fairseq.  make test, make test-long: the tests.  make check: lint, types.
-# make toy: train a toy pair.  make wheel: dist/.  make sanitize: the kernels under sanitizers.  make install: everything.
+# make toy: train a toy pair.  make wheel: wheels in dist/.  make sanitize: the kernels under sanitizers.  make install: everything.
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install -q -c constraints.txt --no-build-isolation
@@ -60,11 +60,31 @@ bench: .venv/all
 	@$(INSTALL) "specdec-seq2seq[bench]"
 	.venv/bin/specdec-benchmark --model data/demo.en-de --input $(BENCH_TEXT)
 
-# The wheel is built from the source distribution, so that both are known to be whole.
-wheel: .venv/base
-	rm -rf dist build/lib.* build/bdist.*
-	.venv/bin/python setup.py -q sdist
-	$(PIP) wheel -q --no-deps --no-build-isolation -w dist dist/*.tar.gz
+# Wheels for glibc from 2.28 on and for musl, with the kernels for every x86-64 CPU: their platforms and zig's names for them.
+# They are built from the source distribution, so that it is known to be whole. zig brings the C libraries to link with, and not
+# what tells CPUs apart, so GCC's library does that.
+MANYLINUX := manylinux_2_28_x86_64=x86_64-linux-gnu.2.28
+MUSLLINUX := musllinux_1_2_x86_64=x86_64-linux-musl
+WHEELS ?= $(MANYLINUX) $(MUSLLINUX)
+BUILD := build/zig/bin
+
+build/zig/ready: constraints.txt
+	@echo "== zig (once)"
+	@test -x $(BUILD)/python || $(PYTHON) -m venv build/zig
+	@$(BUILD)/python -m pip install -q --disable-pip-version-check -c constraints.txt setuptools ziglang auditwheel
+	@touch $@
+
+wheel: build/zig/ready
+	rm -rf dist
+	$(BUILD)/python setup.py -q sdist -d dist
+	@set -e; export ZIG_GLOBAL_CACHE_DIR=$$PWD/build/zig/cache LDFLAGS="-s $$(gcc -print-libgcc-file-name)"; \
+	for wheel in $(WHEELS); do \
+	    echo "== $${wheel%=*}"; \
+	    CC="$$PWD/$(BUILD)/python-zig cc -target $${wheel#*=}" CXX="$$PWD/$(BUILD)/python-zig c++ -target $${wheel#*=}" \
+	    $(BUILD)/python -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist \
+	        --config-settings=--build-option=--plat-name=$${wheel%=*} dist/*.tar.gz; \
+	done
+	$(BUILD)/python .ci/check-wheels dist/*.whl
 
 # For scripts: where torch comes from, empty for where pip looks anyway.
 index:

@@ -1,4 +1,4 @@
-"""The CPU kernels. pyproject.toml has everything else."""
+"""The CPU kernels, and the tag of wheels that have them. pyproject.toml has everything else."""
 
 import copy
 import hashlib
@@ -7,6 +7,7 @@ import platform
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
@@ -16,8 +17,11 @@ HERE = Path(__file__).parent
 AVX2 = ["-mavx2", "-mfma"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"]
 X86 = {
-    "amx": [*AVX512, "-mamx-tile", "-mamx-int8"], "avx512": AVX512, "avxvnni": [*AVX2, "-mavxvnni"], "avx2": AVX2,
-}  # fmt: skip
+    "amx": [*AVX512, "-mamx-tile", "-mamx-int8"],
+    "avx512": AVX512,
+    "avxvnni": [*AVX2, "-mavxvnni"],
+    "avx2": AVX2,
+}
 INSTRUCTION_SETS = {**(X86 if platform.machine() in ("x86_64", "AMD64") else {}), "generic": []}
 # Python's own flags ask for debug information, a quarter of the time; flags of your own may want it. Sanitized code is compiled
 # with few optimisations: with all of them it takes two and a half times as long.
@@ -41,12 +45,32 @@ KERNELS = [
 
 
 class Build(build_ext):
-    """Kernels have one source, so each gets a folder for its object file: they are compiled in parallel."""
+    """Kernels have one source, so each gets a folder for its object file: they are compiled in parallel. They use nothing of
+    Python's, so their names have no Python version."""
 
     def build_extension(self, ext):
         own = copy.copy(self)
         own.build_temp = os.path.join(self.build_temp, ext.name)
         build_ext.build_extension(own, ext)
 
+    def get_ext_filename(self, fullname):
+        return os.path.join(*fullname.split(".")) + ".so"
 
-setup(ext_modules=KERNELS, cmdclass={"build_ext": Build}, options={"build_ext": {"parallel": os.cpu_count()}})
+    def copy_extensions_to_source(self):
+        for earlier in (HERE / KERNELS_SOURCE.parent).glob("_kernels_*.cpython-*.so"):  # named so before 0.3.0
+            earlier.unlink()
+        super().copy_extensions_to_source()
+
+
+class Wheel(bdist_wheel):
+    """One wheel for every Python: kernels are called through ctypes. ``--plat-name`` names another platform than this machine."""
+
+    def get_tag(self):
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(
+    ext_modules=KERNELS,
+    cmdclass={"build_ext": Build, "bdist_wheel": Wheel},
+    options={"build_ext": {"parallel": os.cpu_count()}},
+)

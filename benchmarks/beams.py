@@ -248,17 +248,25 @@ def speeds(systems: list[System], sources: Sources, options: argparse.Namespace)
                 outputs, seconds = runs[0].outputs, statistics.median(run.seconds for run in runs)
                 tokens = sum(len(output) + 1 for output in outputs)
                 first = statistics.median(run.seconds for run in found[id(system), options.beams[0], kind])
-                rows.append({
-                    "measure": kind, "system": system.name, "dtype": system.dtype, "beam": beam,
-                    "threads": system.threads if kind == "latency" else 1, "sentences": len(outputs),
-                    "seconds": [round(run.seconds, 4) for run in runs], "tokens_per_second": round(tokens / seconds),
-                    "ms_per_sentence": round(1000 * seconds / len(outputs), 3), "times_first_beam": round(seconds / first, 2),
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "measure": kind,
+                        "system": system.name,
+                        "dtype": system.dtype,
+                        "beam": beam,
+                        "threads": system.threads if kind == "latency" else 1,
+                        "sentences": len(outputs),
+                        "seconds": [round(run.seconds, 4) for run in runs],
+                        "tokens_per_second": round(tokens / seconds),
+                        "ms_per_sentence": round(1000 * seconds / len(outputs), 3),
+                        "times_first_beam": round(seconds / first, 2),
+                    }
+                )
                 print(
                     "{measure:10} beam {beam} {system:12}{dtype:8} {threads} threads {tokens_per_second:7,} tokens/s "
                     "{ms_per_sentence:9.2f} ms a sentence {times_first_beam:5.2f} x the first beam".format(**rows[-1]),
                     flush=True,
-                )  # fmt: skip
+                )
     return rows
 
 

@@ -68,8 +68,16 @@ class Worker:
     """A process that decodes with one checkout, data type and strategy."""
 
     def __init__(self, root: Path, options: argparse.Namespace, dtype: str, strategy: str, lines: list[str]):
-        command = [sys.executable, "-c", WORKER, str(Path(options.model).resolve()), dtype, strategy, str(options.threads or 0),
-                   options.kernels or ""]  # fmt: skip
+        command = [
+            sys.executable,
+            "-c",
+            WORKER,
+            str(Path(options.model).resolve()),
+            dtype,
+            strategy,
+            str(options.threads or 0),
+            options.kernels or "",
+        ]
         self.process = subprocess.Popen(
             command,
             cwd=root,
@@ -139,8 +147,13 @@ def check_out(commit: str, folder: Path) -> None:
     """A commit of this repository in a folder, its kernels compiled."""
     subprocess.run(["git", "clone", "--quiet", "--shared", str(ROOT), str(folder)], check=True)
     subprocess.run(["git", "checkout", "--quiet", commit], cwd=folder, check=True)
-    subprocess.run([sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"], cwd=folder, check=True,
-                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    subprocess.run(
+        [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"],
+        cwd=folder,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def subwords(options: argparse.Namespace) -> list[str]:

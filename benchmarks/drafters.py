@@ -47,9 +47,11 @@ class System:
             self.roles = plain(translator.engine.roles)
         else:
             self.settings = replace(
-                self.settings, block_size=self.block_size, draft_with=self.drafter if self.untrained else None,
+                self.settings,
+                block_size=self.block_size,
+                draft_with=self.drafter if self.untrained else None,
                 datastore=cell.options.datastore if self.drafter == "retrieval" else None,
-            )  # fmt: skip
+            )
             self.roles = translator.engine.roles
         self.rounds: list[list[float]] = []  # seconds of each turn
 
@@ -114,13 +116,18 @@ class Cell:
         stats = system.session.stats
         times_ar, times_ar_range = speed(system, self.systems[0])
         row = {
-            "drafter": system.name, "dtype": self.dtype, "batch": self.batch, "block_size": system.block_size,
-            "times_ar": times_ar, "range": times_ar_range,
-            "tokens_a_pass": round(stats.mean_accepted_length, 3), "drafted_a_pass": round(stats.drafted / stats.iterations, 2),
+            "drafter": system.name,
+            "dtype": self.dtype,
+            "batch": self.batch,
+            "block_size": system.block_size,
+            "times_ar": times_ar,
+            "range": times_ar_range,
+            "tokens_a_pass": round(stats.mean_accepted_length, 3),
+            "drafted_a_pass": round(stats.drafted / stats.iterations, 2),
             "accepted": round(stats.acceptance_rate, 3),
             "drafting_us": round(1e6 * stats.seconds["drafting"] / stats.passes),
             "verifying_us": round(1e6 * stats.seconds["verifying"] / stats.passes),
-        }  # fmt: skip
+        }
         if system.block_size == "auto":
             others = [each for each in self.systems if each.name in ("ar", system.name) and each.block_size != "auto"]
             row["times_best"], row["times_best_range"] = speed(system, min(others, key=lambda each: each.seconds))
@@ -145,9 +152,11 @@ def hints_of(pair: Pair, lines: list[str], references: list[str], sources: list[
         return [each.tokens for each in sorted(translator.engine.session(32).run(requests), key=lambda each: each.index)]
 
     return {
-        "live": translated([" ".join(line.split()[:-2]) or line for line in lines]), "again": translated(lines),
-        "reference": translator.encode_target(references), "source": [source[:-1] for source in sources],
-    }  # fmt: skip
+        "live": translated([" ".join(line.split()[:-2]) or line for line in lines]),
+        "again": translated(lines),
+        "reference": translator.encode_target(references),
+        "source": [source[:-1] for source in sources],
+    }
 
 
 def main() -> None:
@@ -171,8 +180,14 @@ def main() -> None:
     sources = Translator(pair, Settings(strategy="ar")).encode(lines)
     hints = hints_of(pair, lines, references, sources)
     model = fingerprint(pair.verifier)[:12]
-    signature = {**machine(), "model": model, "input": Path(options.input).name, "sentences": len(lines),
-                 "rounds": options.rounds, "threads": options.threads}  # fmt: skip
+    signature = {
+        **machine(),
+        "model": model,
+        "input": Path(options.input).name,
+        "sentences": len(lines),
+        "rounds": options.rounds,
+        "threads": options.threads,
+    }
     heads = ["dtype", "batch", "K", "drafter", "times `ar`", "times the best", "tokens per pass", "accepted", "drafting, us"]
     print(f"| {' | '.join(heads)} |\n{'| --- ' * len(heads)}|")
     for dtype in options.dtypes:
@@ -184,8 +199,9 @@ def main() -> None:
                 best = shown(row["times_best"], row["times_best_range"]) if "times_best" in row else ""
                 print(
                     f"| {dtype} | {batch} | {row['block_size']} | {row['drafter']} | {shown(row['times_ar'], row['range'])} | "
-                    f"{best} | {row['tokens_a_pass']:.2f} | {row['accepted']:.0%} | {row['drafting_us']} |", flush=True
-                )  # fmt: skip
+                    f"{best} | {row['tokens_a_pass']:.2f} | {row['accepted']:.0%} | {row['drafting_us']} |",
+                    flush=True,
+                )
             if options.output:
                 with options.output.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"signature": signature, "rows": rows}) + "\n")

@@ -119,9 +119,13 @@ def marian(dtype: str, options: argparse.Namespace) -> Decode:
 
 
 SYSTEMS: dict[str, Callable[[str, argparse.Namespace], Decode]] = {
-    "ar": ours("ar"), "specdec": ours("specdec"), "transformers": transformers(False), "assisted": transformers(True),
-    "ctranslate2": ctranslate2, "marian": marian,
-}  # fmt: skip
+    "ar": ours("ar"),
+    "specdec": ours("specdec"),
+    "transformers": transformers(False),
+    "assisted": transformers(True),
+    "ctranslate2": ctranslate2,
+    "marian": marian,
+}
 
 
 def main() -> None:
@@ -158,10 +162,14 @@ def main() -> None:
                 tokens = sum(len(output) + 1 for output in outputs[name])
                 times = statistics.median(ours / theirs for ours, theirs in zip(seconds[systems[0]][1:], each[1:]))
                 row = {
-                    "system": name, "dtype": dtype, "batch_size": size,
-                    "tokens_per_second": round(tokens / statistics.median(each[1:])), f"times_{systems[0]}": round(times, 2),
-                    "identical": sum(map(list.__eq__, first, outputs[name])), "of": len(sources),
-                }  # fmt: skip
+                    "system": name,
+                    "dtype": dtype,
+                    "batch_size": size,
+                    "tokens_per_second": round(tokens / statistics.median(each[1:])),
+                    f"times_{systems[0]}": round(times, 2),
+                    "identical": sum(map(list.__eq__, first, outputs[name])),
+                    "of": len(sources),
+                }
                 rows.append(row)
                 print(*row.values(), sep="\t", flush=True)
         for worker in workers.values():

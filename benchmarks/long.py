@@ -166,18 +166,23 @@ class Cell:
         speeds, own = ([each.tokens / each.seconds for each in some] for some in (runs, plain))
         reads = min(budget.positions, length), min(budget.positions, half)
         return {
-            "batch": batch, "length": length, "gamma": system.gamma, **budget._asdict(),
+            "batch": batch,
+            "length": length,
+            "gamma": system.gamma,
+            **budget._asdict(),
             "tokens_per_second": round(statistics.median(speeds), 1),
             "times_ar": round(statistics.median(mine / other for mine, other in zip(speeds, own)), 3),
-            "tokens_a_pass": round(stats.mean_accepted_length, 3), "accepted": round(stats.acceptance_rate, 3),
+            "tokens_a_pass": round(stats.mean_accepted_length, 3),
+            "accepted": round(stats.acceptance_rate, 3),
             "drafting_ms": round(1e3 * stats.seconds["drafting"] / stats.passes, 2),
             "verifying_ms": round(1e3 * stats.seconds["verifying"] / stats.passes, 2),
             "products": self.products,
-            "weights_mb": round(self.read_bytes / 1e6, 2), "cache_mb": round(batch * self.model.bytes_for(length, half) / 1e6, 2),
+            "weights_mb": round(self.read_bytes / 1e6, 2),
+            "cache_mb": round(batch * self.model.bytes_for(length, half) / 1e6, 2),
             "draft_cache_mb": round(batch * self.model.bytes_for(*reads) / 1e6, 2),
             "prefill_s": round(self.prefill, 2),
             "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
-        }  # fmt: skip
+        }
 
 
 def documents(sentences: Sequence[list[int]], batch: int, length: int) -> list[list[int]]:
@@ -218,8 +223,9 @@ def grid(options: argparse.Namespace) -> None:
             print(
                 f"| {batch} | {length} | {row['gamma']} | {row['positions']} | {row['choice']} | {row['tokens_per_second']} | "
                 f"{row['times_ar']:.2f} | {row['tokens_a_pass']:.2f} | {row['accepted']:.0%} | {row['drafting_ms']}, "
-                f"{row['verifying_ms']} |", flush=True,
-            )  # fmt: skip
+                f"{row['verifying_ms']} |",
+                flush=True,
+            )
         with options.output.open("a", encoding="utf-8") as file:  # a batch and length at a time: what is not there is done again
             for row in rows:
                 more = {

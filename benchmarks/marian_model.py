@@ -50,9 +50,10 @@ def marian_of(
 
     def decode(sources: list[list[int]], batch_size: int) -> list[list[int]]:
         lines = [
-            line for at in range(0, len(sources), batch_size)
+            line
+            for at in range(0, len(sources), batch_size)
             for line in translator.translate([" ".join(map(str, source[:-1])) for source in sources[at : at + batch_size]])
-        ]  # fmt: skip
+        ]
         return [[named[word] if word in named else int(word) for word in line.split()] for line in lines]
 
     return decode
@@ -93,10 +94,14 @@ def write(model: Model, folder: Path, banned: tuple[int, ...]) -> None:
     )
     bias[0, [*spec.suppressed, *banned]] = BANNED
     config = CONFIG.format(
-        width=width, size=size, encoder_layers=spec.encoder.layers, decoder_layers=spec.decoder.layers,
-        heads=spec.encoder.attention.heads, inner=spec.encoder.feed_forward.width,
+        width=width,
+        size=size,
+        encoder_layers=spec.encoder.layers,
+        decoder_layers=spec.decoder.layers,
+        heads=spec.encoder.attention.heads,
+        inner=spec.encoder.feed_forward.width,
         activation=spec.encoder.feed_forward.activation,
-    )  # fmt: skip
+    )
     arrays["special:model.yml"] = np.frombuffer(config.encode() + b"\0", np.int8)
     np.savez(folder / "model.npz", **arrays)  # type: ignore[arg-type]
     names = [*SPECIAL, *map(str, range(len(SPECIAL), size))]

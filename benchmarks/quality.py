@@ -141,8 +141,13 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, panel = pyplot.subplots(figsize=(6, 4), layout="constrained")
-    styles = {"ours": ("#1f4e9c", "o-"), "ours, drafts": ("#1f4e9c", "^:"), "ours, MBR": ("#1f4e9c", "s:"),
-              "CTranslate2": ("0.45", "o-"), "fairseq": ("0.7", "o-")}  # fmt: skip
+    styles = {
+        "ours": ("#1f4e9c", "o-"),
+        "ours, drafts": ("#1f4e9c", "^:"),
+        "ours, MBR": ("#1f4e9c", "s:"),
+        "CTranslate2": ("0.45", "o-"),
+        "fairseq": ("0.7", "o-"),
+    }
     for family, (colour, style) in styles.items():
         points = [(row["ms"], row["BLEU"][0], row["system"]) for row in rows if row["family"] == family]
         panel.plot([x for x, _, _ in points], [y for _, y, _ in points], style, color=colour, label=family, markersize=5)

@@ -53,9 +53,13 @@ def random_pair(shape: Shape, seed: int = 1) -> tuple[Model, DrafterModel]:
 
 def _spec(shape: Shape) -> ModelSpec:
     encoder = SideSpec(
-        shape.layers, shape.width, Attention(shape.heads), FeedForward(shape.inner), shape.positions,
+        shape.layers,
+        shape.width,
+        Attention(shape.heads),
+        FeedForward(shape.inner),
+        shape.positions,
         Embedding(math.sqrt(shape.width), 2),
-    )  # fmt: skip
+    )
     return ModelSpec(encoder, encoder)
 
 

@@ -70,11 +70,17 @@ def compare(options: argparse.Namespace, dtype: str, temperature: float, lines: 
         systems = {"ar": plain(translator.engine.roles), "specdec": translator.engine.roles}
         timed = by_turns(translator, systems, translator.encode(lines), options.batch_size, options.rounds)
         speeds = {name: each.tokens / each.seconds for name, each in timed.items()}
-        rows.append({
-            "dtype": dtype, "temperature": temperature, "rule": rule,
-            **{f"{name} tokens/s": speed for name, speed in speeds.items()}, "gain": speeds["specdec"] / speeds["ar"],
-            "tokens per pass": timed["specdec"].stats.mean_accepted_length, "accepted": timed["specdec"].stats.acceptance_rate,
-        })  # fmt: skip
+        rows.append(
+            {
+                "dtype": dtype,
+                "temperature": temperature,
+                "rule": rule,
+                **{f"{name} tokens/s": speed for name, speed in speeds.items()},
+                "gain": speeds["specdec"] / speeds["ar"],
+                "tokens per pass": timed["specdec"].stats.mean_accepted_length,
+                "accepted": timed["specdec"].stats.acceptance_rate,
+            }
+        )
     return rows
 
 

@@ -132,8 +132,17 @@ def serve(system: str, folder: str, port: int, options: argparse.Namespace, scra
         served = AsyncTranslator.from_pretrained(folder, strategy=system, threads=threads, dtype=dtype)
         served.queue = 1_000_000  # of an overloaded server, the latency is measured
         app = make_app(Service([Model.of("model", served)], Limits(seconds=1000)))
-    uvicorn.run(app, host="127.0.0.1", port=port, access_log=False, log_config=None, loop="asyncio", http="h11", ws="none",
-                timeout_graceful_shutdown=1)  # fmt: skip
+    uvicorn.run(
+        app,
+        host="127.0.0.1",
+        port=port,
+        access_log=False,
+        log_config=None,
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        timeout_graceful_shutdown=1,
+    )
 
 
 def ctranslate2_app(folder: str, threads: int, dtype: str) -> Any:
@@ -191,8 +200,13 @@ def become_libretranslate(folder: str, port: int, options: argparse.Namespace, s
         shutil.copytree(scratch / "converted", package / "model")
         shutil.copy(Path(folder) / "codes", package / "bpe.model")
         (package / "metadata.json").write_text(json.dumps({"from_code": source, "to_code": target}), encoding="utf-8")
-    how = {"PACKAGES_DIR": packages, "COMPUTE_TYPE": options.dtype, "BEAM_SIZE": 1, "INTER_THREADS": options.threads,
-           "INTRA_THREADS": 1}  # fmt: skip
+    how = {
+        "PACKAGES_DIR": packages,
+        "COMPUTE_TYPE": options.dtype,
+        "BEAM_SIZE": 1,
+        "INTER_THREADS": options.threads,
+        "INTRA_THREADS": 1,
+    }
     environment = {**os.environ, "HOME": str(scratch), **{f"ARGOS_{name}": str(value) for name, value in how.items()}}
     environment.pop("PYTHONPATH", None)
     flags = ["--host", "127.0.0.1", "--port", str(port), "--threads", "16", "--disable-web-ui"]
@@ -260,9 +274,11 @@ def saturated(port: int, server: int, system: str, texts: list[str], options: ar
     answers = asyncio.run(batches(port, system, texts))
     seconds = time.perf_counter() - began
     figures = {
-        "seconds": seconds, "tokens_per_second": tokens_of(answers, options.model) / seconds,
-        "server_cpu": cpu(server) - before[0], "client_cpu": time.process_time() - before[1],
-    }  # fmt: skip
+        "seconds": seconds,
+        "tokens_per_second": tokens_of(answers, options.model) / seconds,
+        "server_cpu": cpu(server) - before[0],
+        "client_cpu": time.process_time() - before[1],
+    }
     if system in ("ar", "specdec"):
         command = commanded(options, texts, system) - commanded(options, texts[:1], system)
         figures |= {"specdec_translate": command, "of_specdec_translate": command / seconds}
@@ -303,9 +319,14 @@ def offered(port: int, system: str, lines: list[str], rate: float, options: argp
     cuts = statistics.quantiles([1000 * each for each in latencies], n=100)
     speed = round(tokens_of(answers, options.model) / seconds)
     row = {
-        "system": system, "offered": round(rate, 1), "answered": round(len(latencies) / seconds, 1), "p50": round(cuts[49], 1),
-        "p95": round(cuts[94], 1), "p99": round(cuts[98], 1), "tokens_per_second": speed,
-    }  # fmt: skip
+        "system": system,
+        "offered": round(rate, 1),
+        "answered": round(len(latencies) / seconds, 1),
+        "p50": round(cuts[49], 1),
+        "p95": round(cuts[94], 1),
+        "p99": round(cuts[98], 1),
+        "tokens_per_second": speed,
+    }
     print(f"load: {row}", flush=True)
     return row
 
@@ -349,8 +370,15 @@ def commanded(options: argparse.Namespace, texts: list[str], strategy: str) -> f
     """Seconds of specdec-translate."""
     how = ["--model", options.model, "--dtype", options.dtype, "--threads", str(options.threads), "--strategy", strategy]
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "specdec_plugins.commands.translate", *how], input="\n".join(texts) + "\n", text=True,
-                   check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)  # fmt: skip
+    subprocess.run(
+        [sys.executable, "-m", "specdec_plugins.commands.translate", *how],
+        input="\n".join(texts) + "\n",
+        text=True,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=ROOT,
+    )
     return time.perf_counter() - began
 
 
@@ -392,8 +420,10 @@ def soak(options: argparse.Namespace, lines: list[str]) -> None:
         server.wait()
     settled = samples[len(samples) // 3 :]  # caches and the allocator have filled
     slope, _ = statistics.linear_regression([at for at, _ in settled], [size for _, size in settled])
-    print(f"{sum(counts.values()):,} requests {counts}; memory {settled[0][1]:.1f} MB after {settled[0][0] / 60:.1f} minutes, "
-          f"{settled[-1][1]:.1f} MB at the end, slope {3600 * slope:+.2f} MB an hour")  # fmt: skip
+    print(
+        f"{sum(counts.values()):,} requests {counts}; memory {settled[0][1]:.1f} MB after {settled[0][0] / 60:.1f} minutes, "
+        f"{settled[-1][1]:.1f} MB at the end, slope {3600 * slope:+.2f} MB an hour"
+    )
 
 
 async def soaked(port: int, server: int, lines: list[str], seconds: float) -> tuple[list[tuple[float, float]], dict[str, int]]:
@@ -430,14 +460,18 @@ def mixed(chance: random.Random, lines: list[str]) -> tuple[str, dict[str, Any]]
     """A request of any kind: its path and fields."""
     text, many, own = chance.choice(lines), chance.choices(lines, k=chance.randrange(1, 6)), "/v1/translate"
     kinds: list[tuple[str, dict[str, Any]]] = [
-        (own, {"text": text}), (own, {"text": many, "beam": 4, "nbest": 2, "alignments": True}), (own, {"text": text, "beem": 1}),
+        (own, {"text": text}),
+        (own, {"text": many, "beam": 4, "nbest": 2, "alignments": True}),
+        (own, {"text": text, "beem": 1}),
         (own, {"text": many, "sampling": True, "seed": chance.randrange(1000)}),
-        (own, {"text": " ".join(many), "stream": True, "windows": "sentence"}), ("/", {"text": text, "pair": "en de"}),
-        (own, {"text": many, "beta": 3, "tau": 1, "trace": True}), (own, {"text": text, "glossary": [["dog", "Köter"]]}),
+        (own, {"text": " ".join(many), "stream": True, "windows": "sentence"}),
+        ("/", {"text": text, "pair": "en de"}),
+        (own, {"text": many, "beta": 3, "tau": 1, "trace": True}),
+        (own, {"text": text, "glossary": [["dog", "Köter"]]}),
         ("/translate", {"q": many, "source": "auto", "target": "de", "alternatives": 2}),
         ("/translate", {"q": f"<p>{text} <b>{many[0]}</b></p>", "source": "en", "target": "de", "format": "html"}),
         ("/v2/translate", {"text": many, "target_lang": "DE", "tag_handling": "html"}),
-    ]  # fmt: skip
+    ]
     return chance.choice(kinds)
 
 

@@ -52,9 +52,14 @@ SYSTEMS: dict[str, list[str]] = {
 }
 # The demo pair's drafted tokens (calibration.py, test2016, int8): how many, their mean probability, the share that is right
 TOKENS = [
-    (708, 0.371, 0.394), (954, 0.601, 0.584), (1344, 0.811, 0.743), (1160, 0.942, 0.901), (1006, 0.982, 0.958),
-    (2041, 0.996, 0.987), (6759, 0.9995, 0.999),
-]  # fmt: skip
+    (708, 0.371, 0.394),
+    (954, 0.601, 0.584),
+    (1344, 0.811, 0.743),
+    (1160, 0.942, 0.901),
+    (1006, 0.982, 0.958),
+    (2041, 0.996, 0.987),
+    (6759, 0.9995, 0.999),
+]
 # By beam: how often all survivors of a pass's first, second, .. step are drafted nodes, given that those before it were
 REPLAYED = {2: [0.71, 0.52, 0.57, 0.53, 0.56], 4: [0.45, 0.37, 0.45, 0.39], 5: [0.35, 0.33, 0.33, 0.47], 8: [0.26, 0.23, 0.35]}
 
@@ -110,7 +115,7 @@ def make_pair(options: argparse.Namespace, folder: Path) -> "Pair":
     files = dict.fromkeys(("source", "target"), folder / "dict.txt")
     shape = Shape(
         options.layers, options.drafter_layers, options.width, options.inner, options.heads, options.vocabulary, options.drafted
-    )  # fmt: skip
+    )
     return Pair.open(*random_pair(shape), CodecConfig("fairseq-bpe", "random", files, "xa", "xb"))
 
 
@@ -331,14 +336,20 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                 ratio = statistics.median(mine[1] / mine[0] / (plain[1] / plain[0]) for mine, plain in zip(results, found[0]))
                 name = "block_size" if system in ("ar", "specdec") else "threads"
                 row = {
-                    "system": system, name: kind, "dtype": dtype, "batch_size": size, "tokens_per_second": round(speed, 1),
-                    "times_ar": round(ratio, 2), "tokens_a_pass": round(results[-1][2], 2),
-                }  # fmt: skip
+                    "system": system,
+                    name: kind,
+                    "dtype": dtype,
+                    "batch_size": size,
+                    "tokens_per_second": round(speed, 1),
+                    "times_ar": round(ratio, 2),
+                    "tokens_a_pass": round(results[-1][2], 2),
+                }
                 rows.append(row)
                 print(
                     f"{dtype:8} batch {size:3} {system:12}{kind:5} {speed:8.0f} tokens/s {ratio:6.2f} x ar  "
-                    f"{results[-1][2]:5.2f} tokens per pass", flush=True,
-                )  # fmt: skip
+                    f"{results[-1][2]:5.2f} tokens per pass",
+                    flush=True,
+                )
         for worker in workers:
             worker.shutdown()
     return rows

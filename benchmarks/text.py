@@ -39,11 +39,20 @@ BRANCHES = re.compile(r"(?<=\{n, plural, one \{)[^{}#]*#[^{}#]*(\} other \{)[^{}
 GENERATED = 5_000  # segments
 CODE = re.compile(r"(?<![\w.`])(?=[\w.:$\\-]*[_:.(\\$-])[\w$\\][\w.:$\\-]*(?:\(\))?(?<![.:-])(?![\w])")
 KINDS: Sequence[Wrap] = (
-    "`{}`".format, "{{{}}}".format, lambda word: "%s", "%({})s".format, "${{{}}}".format, "{{{{ {} }}}}".format,
+    "`{}`".format,
+    "{{{}}}".format,
+    lambda word: "%s",
+    "%({})s".format,
+    "${{{}}}".format,
+    "{{{{ {} }}}}".format,
     "https://example.org/{}".format,
-)  # fmt: skip
-PARTS = ["%s", "%d", "%1$s", "%(name)s", "{name}", "{0}", "{}", "{{ user }}", "{n, plural, one {# file} other {# files}}",
-         "${HOME}", "`f_g()`", "``a`b``", "https://example.org/x?y=1", "a.b@example.org", "%5.2f", "%%", "{x!r:>10}"]  # fmt: skip
+)
+PARTS = [
+    *"%s %d %1$s %(name)s {name} {0} {}".split(),
+    "{{ user }}",
+    "{n, plural, one {# file} other {# files}}",
+    *"${HOME} `f_g()` ``a`b`` https://example.org/x?y=1 a.b@example.org %5.2f %% {x!r:>10}".split(),
+]
 ELEMENTS: Sequence[Wrap] = ("<b>{}</b>".format, '<a href="x.html">{}</a>'.format, "<i><b>{}</b></i>".format)
 
 
@@ -145,8 +154,10 @@ def markup(translator: Translator, corpus: Path, draw: random.Random) -> None:
     began = time.process_time()
     placed = marked_up(translator, sources)
     more = time.process_time() - began
-    whole = (sum(sorted(tags(one)) == sorted(tags(other)) and well_formed(other) for one, other in zip(sources, texts))
-             for texts in (raw, placed))  # fmt: skip
+    whole = (
+        sum(sorted(tags(one)) == sorted(tags(other)) and well_formed(other) for one, other in zip(sources, texts))
+        for texts in (raw, placed)
+    )
     good = [sorted(tags(one)) == sorted(tags(other)) and well_formed(other) for one, other in zip(sources, raw)]
     print(
         f"markup: {len(rows):,} segments, well-formed with all tags {next(whole):,} as text, {next(whole):,} with --markup html"
@@ -187,8 +198,10 @@ def placing(translator: Translator, gold: Gold, draw: random.Random) -> None:
             one, other = ({*range(*inside(pieces))} for pieces in sides)
             count, same = count + 1, same + (one == other)
             right, found, wanted = right + len(one & other), found + len(other), wanted + len(one)
-    print(f"  {count:,} elements around words of hand-aligned lines: {same / count:.1%} placed as by hand; characters inside: "
-          f"precision {right / found:.1%}, recall {right / wanted:.1%}")  # fmt: skip
+    print(
+        f"  {count:,} elements around words of hand-aligned lines: {same / count:.1%} placed as by hand; characters inside: "
+        f"precision {right / found:.1%}, recall {right / wanted:.1%}"
+    )
 
 
 def inside(pieces: Sequence[str | int]) -> tuple[int, int]:
@@ -260,8 +273,14 @@ def structure(text: str, form: str) -> list[str]:
 
         tokens = markdown_it.MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
         each = [[token] if token.type != "inline" else token.children or [] for token in tokens]
-        kept = [[f"{t.type} {t.markup} {t.attrs.get('href', '')} {t.content if 'code' in t.type or 'html' in t.type else ''}"
-                 for t in block if t.type not in ("text", "softbreak", "text_special")] for block in each]  # fmt: skip
+        kept = [
+            [
+                f"{t.type} {t.markup} {t.attrs.get('href', '')} {t.content if 'code' in t.type or 'html' in t.type else ''}"
+                for t in block
+                if t.type not in ("text", "softbreak", "text_special")
+            ]
+            for block in each
+        ]
         return [line for block in kept for line in sorted(block)]
     found, block = list[str](), list[str]()
     for tag in re.findall(r"<(?!!--)/?[^>]+>", text):
@@ -300,8 +319,10 @@ def files(translator: Translator, paths: Sequence[str], output: Path | None) -> 
 
 
 def once(parts: Protected, unit: Unit, placed: Placed) -> bool:
-    whole = "".join(each if isinstance(each, str) else unit.text[slice(unit.marks[each].start, unit.marks[each].end)]
-                    for each in placed.pieces)  # fmt: skip
+    whole = "".join(
+        each if isinstance(each, str) else unit.text[slice(unit.marks[each].start, unit.marks[each].end)]
+        for each in placed.pieces
+    )
     return sorted(each for each in placed.pieces if isinstance(each, int)) == [*range(len(unit.marks))] and parts.intact(whole)
 
 
@@ -328,11 +349,14 @@ def names(translator: Translator, corpus: Path, draw: random.Random) -> None:
 
 
 OF_PATTERNS = {
-    "placeholders": ("code", "tag", "url", "e-mail", "mustache", "icu", "python", "printf"), "shell": ("shell",),
-    "options": ("option",), "paths": ("absolute path", "relative path", "drive", "hidden file"),
-    "names": ("call", "member", "underscores", "dots", "digits", "capitals"), "hexadecimal": ("hexadecimal",),
+    "placeholders": ("code", "tag", "url", "e-mail", "mustache", "icu", "python", "printf"),
+    "shell": ("shell",),
+    "options": ("option",),
+    "paths": ("absolute path", "relative path", "drive", "hidden file"),
+    "names": ("call", "member", "underscores", "dots", "digits", "capitals"),
+    "hexadecimal": ("hexadecimal",),
     "versions": ("version",),
-}  # fmt: skip
+}
 
 
 def count(name: str, sides: Sequence[Sequence[bool]]) -> None:

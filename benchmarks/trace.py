@@ -18,8 +18,10 @@ from specdec_plugins import Translator  # noqa: E402
 SENTENCE = "A man in a blue shirt is standing on a ladder cleaning a window while two children are watching him."
 SIZE, DPI = 10, 150  # points; dots an inch
 LOOKS = {  # of a token: its box, its frame, its text
-    "accepted": ("#dff0d8", "#3a7d2c", "black"), "own": ("#1f4e9c", "#1f4e9c", "white"), "refused": ("white", "0.6", "0.45"),
-}  # fmt: skip
+    "accepted": ("#dff0d8", "#3a7d2c", "black"),
+    "own": ("#1f4e9c", "#1f4e9c", "white"),
+    "refused": ("white", "0.6", "0.45"),
+}
 
 
 def trace(path: Path) -> None:

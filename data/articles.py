@@ -23,10 +23,12 @@ DEEDS = (  # the deed in past tense, and its outcome
     ("stopped a runaway tram", "No one was hurt"),
 )
 FILLERS = (
-    "The weather was {weather} that day.", "Hundreds of people watched from the {place}.",
+    "The weather was {weather} that day.",
+    "Hundreds of people watched from the {place}.",
     "Coffee there costs {price} euros a cup.",
-    '"I have never seen anything like it," said {name}.', "The mayor of {town} was not available for comment.",
-)  # fmt: skip
+    '"I have never seen anything like it," said {name}.',
+    "The mayor of {town} was not available for comment.",
+)
 
 
 class Articles:
@@ -39,9 +41,12 @@ class Articles:
         """A sentence that the summary omits."""
         choose = self.random.choice
         return choose(FILLERS).format(
-            weather=choose(("sunny", "cold", "windy", "grey")), place=choose(("bridge", "station", "market square")),
-            price=f"{self.random.randrange(1, 6)}.{self.random.randrange(10)}0", name=choose(NAMES), town=choose(TOWNS),
-        )  # fmt: skip
+            weather=choose(("sunny", "cold", "windy", "grey")),
+            place=choose(("bridge", "station", "market square")),
+            price=f"{self.random.randrange(1, 6)}.{self.random.randrange(10)}0",
+            name=choose(NAMES),
+            town=choose(TOWNS),
+        )
 
     def pair(self) -> tuple[str, str]:
         """An article and its summary."""

@@ -65,12 +65,25 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         "data/cnndm.py", description="Prepare CNN/DailyMail. Further options are those of specdec-prepare."
     )
-    parser.add_argument("--local", type=Path, metavar="DIR",
-        help="use train, val and test .source and .target (.gz allowed), or the archive, from this folder")  # fmt: skip
-    parser.add_argument("--output", type=Path, metavar="DIR", default=corpora.DATA / "prepared" / "cnndm",
-        help="data set to write (default: data/prepared/cnndm)")  # fmt: skip
-    parser.add_argument("--bart", action="store_true", help="include BART's weights, dictionary and subwords; --local must then "
-        f"contain {BART}/model.pt and {BART}/dict.txt, or {BART}.tar.gz, and vocab.bpe")  # fmt: skip
+    parser.add_argument(
+        "--local",
+        type=Path,
+        metavar="DIR",
+        help="use train, val and test .source and .target (.gz allowed), or the archive, from this folder",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        default=corpora.DATA / "prepared" / "cnndm",
+        help="data set to write (default: data/prepared/cnndm)",
+    )
+    parser.add_argument(
+        "--bart",
+        action="store_true",
+        help="include BART's weights, dictionary and subwords; --local must then "
+        f"contain {BART}/model.pt and {BART}/dict.txt, or {BART}.tar.gz, and vocab.bpe",
+    )
     options, more = parser.parse_known_args(argv)
     downloads, bart = corpora.DATA / "downloads" / "cnndm", options.output / BART
 

@@ -159,8 +159,13 @@ def main(argv: list[str] | None = None) -> int:
         "data/correction.py", description="Prepare the corpus. Further options are those of specdec-prepare."
     )
     parser.add_argument("--local", type=Path, metavar="DIR", help="use Multi30k's English files from this folder")
-    parser.add_argument("--output", type=Path, metavar="DIR", default=corpora.DATA / "prepared" / "correction",
-        help="data set to write (default: data/prepared/correction)")  # fmt: skip
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        default=corpora.DATA / "prepared" / "correction",
+        help="data set to write (default: data/prepared/correction)",
+    )
     parser.add_argument(
         "--rate", type=prepare.share, default=RATE, help="fraction of words that get an error (default: %(default)s)"
     )

@@ -40,8 +40,13 @@ VALID, TESTS = 64, (1, 32, 64, 128, 256)
 LONGEST = 4500  # subwords
 LOOP = re.compile(r"(.{2,}?)\1\1")  # three repetitions
 OPTIONS = (
-    "--max-length", str(LONGEST), "--max-ratio", "2.5", "--codes", str(PAIR / "codes"), "--dict", str(PAIR / "dict.en.txt"),
-)  # fmt: skip
+    "--max-length",
+    str(LONGEST),
+    *"--max-ratio 2.5 --codes".split(),
+    str(PAIR / "codes"),
+    "--dict",
+    str(PAIR / "dict.en.txt"),
+)
 
 
 def runs(captions: Sequence[T], size: int, random: Random) -> Iterator[Sequence[T]]:
@@ -115,8 +120,13 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--local", type=Path, metavar="DIR", help="use Multi30k's files from this folder")
     parser.add_argument("--mono", type=Path, metavar="FILE", help="more English captions to train on, one per line, .gz allowed")
-    parser.add_argument("--output", type=Path, metavar="DIR", default=corpora.DATA / "prepared" / "long",
-        help="data set to write (default: data/prepared/long)")  # fmt: skip
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        default=corpora.DATA / "prepared" / "long",
+        help="data set to write (default: data/prepared/long)",
+    )
     parser.add_argument("--seed", type=int, default=1, help="seed of the grouping of captions (default: %(default)s)")
     options, more = parser.parse_known_args(argv)
     source, pairs = options.output / "source", options.output / "pairs"

@@ -17,9 +17,14 @@ Output = tuple[str, Source, Hypothesis]  # a line, what the models read of it, a
 
 
 def annotated(
-    translator: "Translator", results: Sequence[Translation], outputs: Sequence[Output | None],
-    languages: Sequence[tuple[str | None, str | None]], alignments: bool, word_scores: bool, tokenized: bool,
-) -> list[Translation]:  # fmt: skip
+    translator: "Translator",
+    results: Sequence[Translation],
+    outputs: Sequence[Output | None],
+    languages: Sequence[tuple[str | None, str | None]],
+    alignments: bool,
+    word_scores: bool,
+    tokenized: bool,
+) -> list[Translation]:
     """The results with alignments or word scores; ``outputs`` and ``languages`` are beside them, None for empty ones."""
     known = [output for output in outputs if output is not None]
     weights = iter(translator.engine.attention([(s.tokens, h.tokens) for _, s, h in known]) if alignments else ())
@@ -41,7 +46,7 @@ def annotated(
 
 def source_spans(
     translator: "Translator", line: str, source: Source, languages: tuple[str | None, str | None], tokenized: bool
-) -> list[Span]:  # fmt: skip
+) -> list[Span]:
     """The characters of a line that each source token stands for."""
     encoded = source.encoded or translator.codec.encode("" if tokenized else line, *languages)
     text = align(line, line.split()) if tokenized else encoded.offsets[encoded.before :]

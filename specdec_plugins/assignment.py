@@ -67,9 +67,17 @@ def facts_of(pair: Pair, settings: Settings, verifier: LoadedModel) -> drafters.
     same = range(len(target)) if source is target else [target.numbers.get(symbol, -1) for symbol in source.symbols]
     marks = [each.fingerprint() if settings.datastore else "" for each in (target, source)]
     return drafters.PairFacts(
-        pair.verifier.spec.symbols, same, marks[0], len(target), settings.datastore, subwords=target.symbols,
-        continued=target.continued, source_dictionary=marks[1], verifier=verifier, budget=settings.budget,
-    )  # fmt: skip
+        pair.verifier.spec.symbols,
+        same,
+        marks[0],
+        len(target),
+        settings.datastore,
+        subwords=target.symbols,
+        continued=target.continued,
+        source_dictionary=marks[1],
+        verifier=verifier,
+        budget=settings.budget,
+    )
 
 
 def beyond_training(pair: Pair, positions: int, drafting: bool = True) -> Pair:

@@ -24,9 +24,7 @@ USUAL_ROWS = 32  # default number of windows in flight
 ROOM = 1.5  # output tokens per source token of a window that its context must leave room for
 
 
-def windows(
-    sentences: Iterable[list[int]], most: int, alone: bool, cut: Callable[[list[int]], int]
-) -> Iterator[list[int]]:  # fmt: skip
+def windows(sentences: Iterable[list[int]], most: int, alone: bool, cut: Callable[[list[int]], int]) -> Iterator[list[int]]:
     """Yield windows of up to ``most`` tokens: as many sentences as fit, or with ``alone`` one.
 
     ``cut`` returns where to split a longer sentence, at ``most`` tokens at the latest.
@@ -81,9 +79,14 @@ class Documents:
     """
 
     def __init__(
-        self, sources: Iterable[Iterator[list[int]]], samples: int, context: int, fits: Callable[[int, int], bool], abreast: int,
+        self,
+        sources: Iterable[Iterator[list[int]]],
+        samples: int,
+        context: int,
+        fits: Callable[[int, int], bool],
+        abreast: int,
         framed: Callable[[int, list[int]], list[int]],
-    ):  # fmt: skip
+    ):
         self._coming = (Document(number, source, samples, deque(maxlen=context)) for number, source in enumerate(sources))
         self._open: list[Document] = []
         self.context, self.fits, self.abreast, self.framed = context, fits, abreast if context else 1, framed
@@ -160,9 +163,15 @@ def without(hypothesis: Hypothesis, forced: int) -> Hypothesis:
 
 
 def translate_documents(
-    translator: "Translator", lines: Sequence[str], languages: Sequence[tuple[str | None, str | None]], batch_size: int | None,
-    tokenized: bool, remove_bpe: bool, max_tokens: int | None, first: int,
-) -> list[Translation]:  # fmt: skip
+    translator: "Translator",
+    lines: Sequence[str],
+    languages: Sequence[tuple[str | None, str | None]],
+    batch_size: int | None,
+    tokenized: bool,
+    remove_bpe: bool,
+    max_tokens: int | None,
+    first: int,
+) -> list[Translation]:
     """All samples of each line, which is a document: the texts of its windows, joined by spaces."""
     engine, settings = translator.engine, translator.settings
     rows, samples = batch_size or USUAL_ROWS, settings.drawn

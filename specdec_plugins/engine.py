@@ -161,9 +161,13 @@ class Engine:
         forced = len(options.get("forced", ())) if rules.library == "fairseq" else 0
         no_repeat = rules.no_repeat if settings.no_repeat_ngram_size is None else settings.no_repeat_ngram_size
         usual = {
-            "limit": min(self.limit(len(source)) + forced, self.max_target), "min_length": self.min_length + forced,
-            "no_repeat": no_repeat, "sampling": settings.drawing, "beam": self.beam, "tolerance": self.tolerance,
-        }  # fmt: skip
+            "limit": min(self.limit(len(source)) + forced, self.max_target),
+            "min_length": self.min_length + forced,
+            "no_repeat": no_repeat,
+            "sampling": settings.drawing,
+            "beam": self.beam,
+            "tolerance": self.tolerance,
+        }
         return Request(index, source, **{**usual, **options})
 
     def seeds(self, number: int, *more: int) -> list[int]:
@@ -263,6 +267,8 @@ def limits_of(pair: Pair, settings: Settings) -> ModelLimits:
     specs = [pair.verifier.spec] + ([drafting.spec] if drafting and drafting.spec else [])
     writing = specs if settings.strategy == "drafter" else specs[:1]  # their positions include eos, as in fairseq
     return ModelLimits(
-        len(pair.source), len(pair.target), min(spec.encoder.max_positions for spec in specs),
+        len(pair.source),
+        len(pair.target),
+        min(spec.encoder.max_positions for spec in specs),
         min(spec.decoder.max_positions for spec in writing),
-    )  # fmt: skip
+    )

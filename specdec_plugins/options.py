@@ -33,20 +33,26 @@ class CallOptions:
     max_tokens: int | None = count(None, "source tokens in flight, padding included")
     tokenized: bool = option(False, "sentences are subwords, separated by spaces, and so are the texts")
     remove_bpe: bool = option(True, "with tokenized: join a text's subwords to words")
-    too_long: str = option("error", "sources longer than the model reads: raise SourceTooLong, truncate or skip them",
-                           words=("error", "truncate", "skip"))  # fmt: skip
+    too_long: str = option(
+        "error",
+        "sources longer than the model reads: raise SourceTooLong, truncate or skip them",
+        words=("error", "truncate", "skip"),
+    )
     first: int = option(0, "the first sentence's index in a longer text; samples depend on it", least=0)
-    hints: Sequence[str] | None = option(None, "earlier translations, for a drafter that uses them; '' where there is none",
-                                         kind=Sequence)  # fmt: skip
+    hints: Sequence[str] | None = option(
+        None, "earlier translations, for a drafter that uses them; '' where there is none", kind=Sequence
+    )
     source_lang: Languages = option(None, "the sentences' language, or each one's, for multilingual models", kind=Sequence)
     target_lang: Languages = option(None, "the translations' language, likewise", kind=Sequence)
     max_length: int | None = count(None, "most tokens of an output as transformers counts, with the one before the first")
     alignments: bool = option(False, "fill in Translation.alignment")
     word_scores: bool = option(False, "fill in Translation.word_scores")
-    protect: re.Pattern[str] | None = option(None, "outputs contain unchanged what this matches (text/patterns.py), and numbers",
-                                             kind=re.Pattern)  # fmt: skip
-    protected: Sequence[Sequence[Span] | None] | None = option(None, "and these spans of characters of each sentence",
-                                                               kind=Sequence)  # fmt: skip
+    protect: re.Pattern[str] | None = option(
+        None, "outputs contain unchanged what this matches (text/patterns.py), and numbers", kind=re.Pattern
+    )
+    protected: Sequence[Sequence[Span] | None] | None = option(
+        None, "and these spans of characters of each sentence", kind=Sequence
+    )
     glossary: Glossary | None = option(None, "outputs use its terms", kind=Glossary)
     beginnings: Sequence[str] | None = option(None, "texts that the outputs begin with", kind=Sequence)
 

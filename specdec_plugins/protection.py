@@ -29,10 +29,12 @@ SHARED = ("batch_size", "max_tokens", "max_length", "too_long", "glossary")  # o
 
 
 def translate_protected(
-    translator: "Translator", sentences: Sequence[str], protect: re.Pattern[str] | None,
+    translator: "Translator",
+    sentences: Sequence[str],
+    protect: re.Pattern[str] | None,
     protected: Sequence[Sequence[Span] | None],
     options: dict[str, Any],
-) -> list[Translation]:  # fmt: skip
+) -> list[Translation]:
     """Translate with the options of `Translator.translate`. Raises ValueError for several outputs a sentence."""
     check_single(translator, options)
     sources = [Protected.of(*each) for each in zip(sentences, repeat(protect), protected)]

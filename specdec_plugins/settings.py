@@ -119,73 +119,172 @@ class Settings:
     """How to decode; the names match ``specdec-translate``'s options. Raises `OptionError` listing every fault."""
 
     strategy: str = option(
-        "specdec", "specdec: draft and verify; ar: the model alone, one token per pass; drafter: unverified drafts; fairseq: "
-        "fairseq's generator", words=STRATEGIES, common=True,
-    )  # fmt: skip
+        "specdec",
+        "specdec: draft and verify; ar: the model alone, one token per pass; drafter: unverified drafts; fairseq: "
+        "fairseq's generator",
+        words=STRATEGIES,
+        common=True,
+    )
     block_size: int | str | None = count(
-        None, "draft length in tokens; auto: the fastest; model: the drafter's training length (default: auto where it cannot "
-        "change the output; otherwise, and with --tree or --trace, model)", "K", most=MAX_BLOCK_SIZE, words=("auto", "model"),
-        strategies=("specdec", "drafter"), common=True,
-    )  # fmt: skip
-    beta: int = count(1, "accept drafted tokens among the model's N best; requires --tau (default: 1, exact)", strategies=DRAFTED,
-                      common=True)  # fmt: skip
-    tau: float | None = option(None, "and within X nats of its best token; requires --beta", "X", kind=float, least=0,
-                               strategies=DRAFTED, common=True)  # fmt: skip
-    tree: int | None = count(None, "draft trees of up to N tokens; --block-size limits their depth", most=MAX_BLOCK_SIZE,
-                             strategies=DRAFTED, group="drafting")  # fmt: skip
+        None,
+        "draft length in tokens; auto: the fastest; model: the drafter's training length (default: auto where it cannot "
+        "change the output; otherwise, and with --tree or --trace, model)",
+        "K",
+        most=MAX_BLOCK_SIZE,
+        words=("auto", "model"),
+        strategies=("specdec", "drafter"),
+        common=True,
+    )
+    beta: int = count(
+        1, "accept drafted tokens among the model's N best; requires --tau (default: 1, exact)", strategies=DRAFTED, common=True
+    )
+    tau: float | None = option(
+        None, "and within X nats of its best token; requires --beta", "X", kind=float, least=0, strategies=DRAFTED, common=True
+    )
+    tree: int | None = count(
+        None,
+        "draft trees of up to N tokens; --block-size limits their depth",
+        most=MAX_BLOCK_SIZE,
+        strategies=DRAFTED,
+        group="drafting",
+    )
     draft_with: str | None = option(
-        None, f"a drafter without training: {', '.join(UNTRAINED)}, or your own, module:object", "NAME", kind=str,
-        strategies=DRAFTED, group="drafting",
-    )  # fmt: skip
-    datastore: str | None = option(None, "made by specdec-datastore; for --draft-with retrieval", "FILE", kind=str,
-                                   group="drafting")  # fmt: skip
+        None,
+        f"a drafter without training: {', '.join(UNTRAINED)}, or your own, module:object",
+        "NAME",
+        kind=str,
+        strategies=DRAFTED,
+        group="drafting",
+    )
+    datastore: str | None = option(
+        None, "made by specdec-datastore; for --draft-with retrieval", "FILE", kind=str, group="drafting"
+    )
     kv_budget: int | None = count(
-        None, f"cache positions read by a drafting pass, with --draft-with window (default: {USUAL_BUDGET.positions})",
-        strategies=DRAFTED, group="drafting",
-    )  # fmt: skip
-    sinks: int = option(USUAL_BUDGET.sinks, "first source and target positions, which a drafting pass always reads",
-                        least=0, most=MOST, shown=False)  # fmt: skip
-    kv_choice: str = option(USUAL_BUDGET.choice, "which source positions: those with the most of the verifier's attention, or "
-                            f"those around its maximum (default: {USUAL_BUDGET.choice})", words=CHOICES,
-                            strategies=DRAFTED, group="drafting")  # fmt: skip
+        None,
+        f"cache positions read by a drafting pass, with --draft-with window (default: {USUAL_BUDGET.positions})",
+        strategies=DRAFTED,
+        group="drafting",
+    )
+    sinks: int = option(
+        USUAL_BUDGET.sinks,
+        "first source and target positions, which a drafting pass always reads",
+        least=0,
+        most=MOST,
+        shown=False,
+    )
+    kv_choice: str = option(
+        USUAL_BUDGET.choice,
+        "which source positions: those with the most of the verifier's attention, or "
+        f"those around its maximum (default: {USUAL_BUDGET.choice})",
+        words=CHOICES,
+        strategies=DRAFTED,
+        group="drafting",
+    )
 
-    max_len_a: float = option(0.0, "an output has at most A * source tokens + B tokens", "A", least=0, most=MOST_PER_TOKEN,
-                              group="limits")  # fmt: skip
-    max_len_b: int | None = option(None, f"B of --max-len-a (default: the model's limit, or 0 and {MAX_LEN_B}, as in fairseq)",
-                                   "B", least=0, most=MOST, group="limits")  # fmt: skip
-    min_len: int | None = option(None, "minimum number of tokens before the end (default: the model's, or 1)", "N", least=0,
-                                 most=MOST, strategies=("specdec", "ar", "fairseq"), group="limits")  # fmt: skip
+    max_len_a: float = option(
+        0.0, "an output has at most A * source tokens + B tokens", "A", least=0, most=MOST_PER_TOKEN, group="limits"
+    )
+    max_len_b: int | None = option(
+        None,
+        f"B of --max-len-a (default: the model's limit, or 0 and {MAX_LEN_B}, as in fairseq)",
+        "B",
+        least=0,
+        most=MOST,
+        group="limits",
+    )
+    min_len: int | None = option(
+        None,
+        "minimum number of tokens before the end (default: the model's, or 1)",
+        "N",
+        least=0,
+        most=MOST,
+        strategies=("specdec", "ar", "fairseq"),
+        group="limits",
+    )
     no_repeat_ngram_size: int | None = option(
-        None, "ban repeated n-grams of N tokens (default: the model's, or 0, off)", "N", least=0, most=MOST,
-        strategies=("specdec", "ar", "fairseq"), group="limits",
-    )  # fmt: skip
+        None,
+        "ban repeated n-grams of N tokens (default: the model's, or 0, off)",
+        "N",
+        least=0,
+        most=MOST,
+        strategies=("specdec", "ar", "fairseq"),
+        group="limits",
+    )
 
-    beam: int | None = count(None, "beam size; 1 is greedy (default: with --strategy ar the model's, otherwise 1)",
-                             most=MAX_BEAMS, strategies=SEARCHING, common=True, group="beam search")  # fmt: skip
-    nbest: int = count(1, "write the N best outputs per line; with --sampling the same as --num-samples (default: 1)",
-                       most=100_000, group="beam search")  # fmt: skip
+    beam: int | None = count(
+        None,
+        "beam size; 1 is greedy (default: with --strategy ar the model's, otherwise 1)",
+        most=MAX_BEAMS,
+        strategies=SEARCHING,
+        common=True,
+        group="beam search",
+    )
+    nbest: int = count(
+        1,
+        "write the N best outputs per line; with --sampling the same as --num-samples (default: 1)",
+        most=100_000,
+        group="beam search",
+    )
     lenpen: float | None = option(
-        None, "divide a log-probability by its length to the power of X (default: the model's, or 1)", "X", kind=float,
-        least=-MAX_LENGTH_PENALTY, most=MAX_LENGTH_PENALTY, strategies=SEARCHING, group="beam search",
-    )  # fmt: skip
-    unkpen: float = option(0.0, "subtract X nats for each unknown token (default: 0)", "X", least=-MAX_UNK_PENALTY,
-                           most=MAX_UNK_PENALTY, strategies=SEARCHING, group="beam search")  # fmt: skip
+        None,
+        "divide a log-probability by its length to the power of X (default: the model's, or 1)",
+        "X",
+        kind=float,
+        least=-MAX_LENGTH_PENALTY,
+        most=MAX_LENGTH_PENALTY,
+        strategies=SEARCHING,
+        group="beam search",
+    )
+    unkpen: float = option(
+        0.0,
+        "subtract X nats for each unknown token (default: 0)",
+        "X",
+        least=-MAX_UNK_PENALTY,
+        most=MAX_UNK_PENALTY,
+        strategies=SEARCHING,
+        group="beam search",
+    )
 
     sampling: bool = option(False, "sample tokens instead of taking the best", strategies=OWN, common=True, group="sampling")
-    temperature: float = option(1.0, "divides the logits (default: 1)", "T", least=0, above=True, most=1_000_000,
-                                group="sampling")  # fmt: skip
+    temperature: float = option(
+        1.0, "divides the logits (default: 1)", "T", least=0, above=True, most=1_000_000, group="sampling"
+    )
     top_k: int = option(0, "sample from the K likeliest tokens (default: 0, all)", "K", least=0, most=MOST, group="sampling")
-    top_p: float = option(1.0, "sample from the likeliest tokens that reach probability P (default: 1)", "P", least=0,
-                          above=True, most=1, group="sampling")  # fmt: skip
-    repetition_penalty: float = option(1.0, "divides positive and multiplies negative logits of tokens already in the output "
-                                       "(default: 1)", "R", least=0, above=True, most=1_000_000, strategies=SCORED,
-                                       group="sampling")  # fmt: skip
+    top_p: float = option(
+        1.0,
+        "sample from the likeliest tokens that reach probability P (default: 1)",
+        "P",
+        least=0,
+        above=True,
+        most=1,
+        group="sampling",
+    )
+    repetition_penalty: float = option(
+        1.0,
+        "divides positive and multiplies negative logits of tokens already in the output (default: 1)",
+        "R",
+        least=0,
+        above=True,
+        most=1_000_000,
+        strategies=SCORED,
+        group="sampling",
+    )
     seed: int = option(0, "same seed, same samples (default: 0)", "S", least=-(2**63), most=2**63 - 1, group="sampling")
     num_samples: int = count(1, "outputs per line (default: 1)", most=100_000, group="sampling")
-    mbr: int | None = count(None, "draw N samples and write the one closest to the others (minimum Bayes risk, chrF)", least=2,
-                            most=10_000, group="sampling")  # fmt: skip
-    rule: str = option("coupled", "coupled: drafts never change a sample; rejection: they may, but keep the distribution "
-                       "(default: coupled)", words=RULES, strategies=DRAFTED, group="sampling")  # fmt: skip
+    mbr: int | None = count(
+        None,
+        "draw N samples and write the one closest to the others (minimum Bayes risk, chrF)",
+        least=2,
+        most=10_000,
+        group="sampling",
+    )
+    rule: str = option(
+        "coupled",
+        "coupled: drafts never change a sample; rejection: they may, but keep the distribution (default: coupled)",
+        words=RULES,
+        strategies=DRAFTED,
+        group="sampling",
+    )
 
     windows: int | str | None = count(
         None, "lines are documents: split them at sentence ends into windows of up to N source tokens, or into sentences "
@@ -207,9 +306,13 @@ class Settings:
     threads: int | None = count(None, "CPU threads (default: one per usable CPU)", most=MOST_THREADS, common=True,
                                 group="machine")  # fmt: skip
     kernels: str | None = option(
-        None, "the CPU kernels for an instruction set, to measure them or to report a fault (default: the best that the CPU has)",
-        words=KERNELS, kind=str, strategies=OWN, group="machine",
-    )  # fmt: skip
+        None,
+        "the CPU kernels for an instruction set, to measure them or to report a fault (default: the best that the CPU has)",
+        words=KERNELS,
+        kind=str,
+        strategies=OWN,
+        group="machine",
+    )
 
     def __post_init__(self):
         if faults := [*self._values()] or [*self._combinations()]:

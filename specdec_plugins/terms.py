@@ -23,7 +23,7 @@ WORSE = 0.5  # nats a token by which what follows a term may score lower than th
 
 def translate_terms(
     translator: "Translator", sentences: Sequence[str], glossary: Glossary, options: dict[str, Any]
-) -> list[Translation]:  # fmt: skip
+) -> list[Translation]:
     """Translate with the options of `Translator.translate`. Raises ValueError for several outputs a sentence."""
     check_single(translator, options)
     found = list[list[Found]]()
@@ -54,11 +54,12 @@ def translate_terms(
                 refused[n].append(begun[n][0])
     return [
         replace(
-            result, unplaced=[term.source for _, term in missing(each, result.text)],
+            result,
+            unplaced=[term.source for _, term in missing(each, result.text)],
             alignment=result.alignment if options["alignments"] else None,
         )
         for each, result in zip(found, results)
-    ]  # fmt: skip
+    ]
 
 
 def fits(translator: "Translator", result: Translation, beginning: str, again: Translation) -> bool:

@@ -71,10 +71,13 @@ class Translation:
 def passes_of(steps: Sequence[Step], tokens: Callable[[Sequence[int]], list[str]]) -> list[Pass]:
     """Of each step: accepted drafts, refused drafts, the verifier's own token. ``tokens`` gives subwords for ids."""
     return [
-        (tokens(step.drafted[: step.accepted]), tokens(step.drafted[step.accepted :]),
-         None if step.own is None else tokens([step.own])[0])
+        (
+            tokens(step.drafted[: step.accepted]),
+            tokens(step.drafted[step.accepted :]),
+            None if step.own is None else tokens([step.own])[0],
+        )
         for step in steps
-    ]  # fmt: skip
+    ]
 
 
 class SourceTooLong(ValueError):

@@ -65,9 +65,7 @@ class Translator:
 
     @classmethod
     @described(*SETTING_FIELDS)
-    def from_pretrained(
-        cls, folder: str, drafter: Drafter | str | None = None, **settings: Unpack[AllSettings]
-    ) -> "Translator":  # fmt: skip
+    def from_pretrained(cls, folder: str, drafter: Drafter | str | None = None, **settings: Unpack[AllSettings]) -> "Translator":
         """Load a model folder, ours or from Hugging Face. ``drafter`` replaces the folder's; it may name the folder of a smaller
         model with the same vocabulary. Raises ValueError, and TypeError for an unknown setting.
 
@@ -115,11 +113,11 @@ class Translator:
     @overload
     def translate(
         self, sentences: Iterable[str], *, nbest: int, **options: Unpack[TranslateOptions]
-    ) -> list[list[Translation]]: ...  # fmt: skip
+    ) -> list[list[Translation]]: ...
     @overload
     def translate(
         self, sentences: Iterable[str], *, num_samples: int, **options: Unpack[TranslateOptions]
-    ) -> list[list[Translation]]: ...  # fmt: skip
+    ) -> list[list[Translation]]: ...
 
     @described(*CALL_FIELDS, *REQUEST_FIELDS)
     def translate(self, sentences: Iterable[str], **options: Any) -> list[Translation] | list[list[Translation]]:
@@ -190,9 +188,13 @@ class Translator:
         return options.batch_size if isinstance(options.batch_size, int | None) else self.settings.usual_batch_size
 
     def __call__(
-        self, text: str | Sequence[str], src_lang: Languages = None, tgt_lang: Languages = None, max_length: int | None = None,
+        self,
+        text: str | Sequence[str],
+        src_lang: Languages = None,
+        tgt_lang: Languages = None,
+        max_length: int | None = None,
         **options,
-    ) -> list[Any]:  # fmt: skip
+    ) -> list[Any]:
         """Translate as the translation pipeline that ``transformers`` had until version 4: one text or several, a dictionary
         for each; with ``nbest`` or ``num_samples`` several for one text, a list of them for each of several. Options as for
         `translate`."""
@@ -204,7 +206,7 @@ class Translator:
 
     def counted(
         self, sentences: Sequence[str], results: Sequence[Translation], languages: Sequence[str | None]
-    ) -> list[Translation]:  # fmt: skip
+    ) -> list[Translation]:
         """The results, one or several for each sentence, with the numbers that they lack."""
         each, usual, found = len(results) // max(1, len(sentences)), self.pair.config.target_lang, list[Translation]()
         for n, result in enumerate(results):
@@ -238,15 +240,15 @@ class Translator:
     @overload
     def stream(
         self, sentences: Iterable[str], buffer_size: int = 512, **options: Unpack[TranslateOptions]
-    ) -> Iterator[Translation]: ...  # fmt: skip
+    ) -> Iterator[Translation]: ...
     @overload
     def stream(
         self, sentences: Iterable[str], buffer_size: int = 512, *, nbest: int, **options: Unpack[TranslateOptions]
-    ) -> Iterator[list[Translation]]: ...  # fmt: skip
+    ) -> Iterator[list[Translation]]: ...
     @overload
     def stream(
         self, sentences: Iterable[str], buffer_size: int = 512, *, num_samples: int, **options: Unpack[TranslateOptions]
-    ) -> Iterator[list[Translation]]: ...  # fmt: skip
+    ) -> Iterator[list[Translation]]: ...
 
     def stream(
         self, sentences: Iterable[str], buffer_size: int = 512, **options: Any
@@ -274,9 +276,15 @@ class Translator:
             values_of(name, values, begun)
 
     def stream_text(
-        self, sentence: str, too_long: TooLong = "error", first: int = 0, hint: str | None = None, source_lang: str | None = None,
-        target_lang: str | None = None, **settings: Unpack[RequestSettings],
-    ) -> Iterator[str]:  # fmt: skip
+        self,
+        sentence: str,
+        too_long: TooLong = "error",
+        first: int = 0,
+        hint: str | None = None,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+        **settings: Unpack[RequestSettings],
+    ) -> Iterator[str]:
         """Yield the translation of one sentence in pieces, as passes commit it; they concatenate to its text.
 
         Nothing is taken back: text that the next token may change waits for it. Options and settings as for `translate`.
@@ -319,9 +327,14 @@ class Translator:
         return [codec.target.ids(line.split()) if tokenized else codec.encode_target(line, lang) for line, lang in pairs]
 
     def source(
-        self, index: int, line: str, tokenized: bool, too_long: str, source_lang: str | None = None,
+        self,
+        index: int,
+        line: str,
+        tokenized: bool,
+        too_long: str,
+        source_lang: str | None = None,
         target_lang: str | None = None,
-    ) -> Source:  # fmt: skip
+    ) -> Source:
         """A sentence as the models read it; errors give its ``index``."""
         self.engine.give_way()
         languages = source_lang, target_lang
@@ -363,6 +376,13 @@ class Translator:
         words = codec.target.tokens(hypothesis.tokens)
         return Translation(
             (" ".join(words) if keep_bpe else codec.join(words)) if keep_tokens else codec.decode(hypothesis.tokens),
-            said, words, hypothesis.token_scores, hypothesis.steps, hypothesis.cut, sample,
-            source.shortened, name, hypothesis.score,
-        )  # fmt: skip
+            said,
+            words,
+            hypothesis.token_scores,
+            hypothesis.steps,
+            hypothesis.cut,
+            sample,
+            source.shortened,
+            name,
+            hypothesis.score,
+        )

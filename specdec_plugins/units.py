@@ -38,7 +38,7 @@ class Part:
 
 def translate_units(
     translator: "Translator", units: Sequence[Unit], placeholders: bool = True, **choices: Any
-) -> list[Placed | None]:  # fmt: skip
+) -> list[Placed | None]:
     """Translate units; None where a sentence was too long and skipped. Raises SourceTooLong with the unit's index.
 
     ``placeholders``: protect what `PLACEHOLDERS` matches, except in units that are whole.
@@ -81,7 +81,7 @@ def translate_units(
 
 def translate_first_units(
     translator: "Translator", units: Sequence[Unit], **choices: Any
-) -> tuple[list[Placed | None], SourceTooLong | None]:  # fmt: skip
+) -> tuple[list[Placed | None], SourceTooLong | None]:
     """The translations of the units up to the first that is too long, and the error for that."""
     try:
         return translate_units(translator, units, **choices), None

@@ -45,9 +45,13 @@ SIZE = WORDS + 4
 SIDE = SideSpec(1, WIDTH, Attention(2), FeedForward(WIDTH), 30, Embedding(math.sqrt(WIDTH), 2))
 PLAIN = ModelSpec(SIDE, SIDE)
 MARIAN = altered(
-    PLAIN, activation="swish", output_bias=True, zero_start=True, symbols=Symbols(pad=SIZE - 1, eos=0, start=SIZE - 1, mask=1),
+    PLAIN,
+    activation="swish",
+    output_bias=True,
+    zero_start=True,
+    symbols=Symbols(pad=SIZE - 1, eos=0, start=SIZE - 1, mask=1),
     suppressed=(SIZE - 1,),
-)  # fmt: skip
+)
 PATIENCE = 60  # seconds a case may take, many times what it does
 LINES = ["w1 w2 w3", "w4 w35"]
 LONGEST_ERROR = 2000
@@ -110,9 +114,16 @@ def build(folder: Path) -> None:
     save_file({name: tensor.contiguous().clone() for name, tensor in verifier["model"].items()}, first / "verifier.safetensors")
     entry = {"weights": "verifier.safetensors", "settings": vars(verifier["args"]), "aliases": {}, "shared": []}
     described = {
-        "format": 1, "source_lang": "xa", "target_lang": "xb", "source_dict": "dict.xa.txt", "target_dict": "dict.xb.txt",
-        "codes": "codes", "block_size": 4, "verifier": entry, "drafter": None,
-    }  # fmt: skip
+        "format": 1,
+        "source_lang": "xa",
+        "target_lang": "xb",
+        "source_dict": "dict.xa.txt",
+        "target_dict": "dict.xb.txt",
+        "codes": "codes",
+        "block_size": 4,
+        "verifier": entry,
+        "drafter": None,
+    }
     (first / "model.json").write_text(json.dumps(described))
     build_huggingface(folder / "huggingface")
     build_t5(folder / "t5")
@@ -130,8 +141,11 @@ def build_huggingface(folder: Path) -> None:
     tensors = {f"model.{name}": tensor.contiguous() for name, tensor in tensors_of(model).items()}
     tensors["lm_head.weight"] = tensors.pop("model.decoder.output_projection.weight")
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / "model.safetensors")
-    sizes = {f"{name}_{what}": value for name in ("encoder", "decoder")
-             for what, value in (("layers", 1), ("attention_heads", 2), ("ffn_dim", WIDTH))}  # fmt: skip
+    sizes = {
+        f"{name}_{what}": value
+        for name in ("encoder", "decoder")
+        for what, value in (("layers", 1), ("attention_heads", 2), ("ffn_dim", WIDTH))
+    }
     tokens = [
         "<s>",
         "<pad>",
@@ -144,14 +158,33 @@ def build_huggingface(folder: Path) -> None:
         "<mask>",
     ]
     contents = {
-        "config": {"model_type": "bart", "architectures": ["BartForConditionalGeneration"], "d_model": WIDTH, "vocab_size": SIZE,
-                   "max_position_embeddings": 30, "activation_function": "gelu", "tie_word_embeddings": False, **sizes},
-        "generation_config": {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2,
-                              "forced_bos_token_id": 0, "forced_eos_token_id": 2, "max_length": 20, "bad_words_ids": [[1]],
-                              "no_repeat_ngram_size": 3, "num_beams": 4, "length_penalty": 2.0, "early_stopping": True},
+        "config": {
+            "model_type": "bart",
+            "architectures": ["BartForConditionalGeneration"],
+            "d_model": WIDTH,
+            "vocab_size": SIZE,
+            "max_position_embeddings": 30,
+            "activation_function": "gelu",
+            "tie_word_embeddings": False,
+            **sizes,
+        },
+        "generation_config": {
+            "pad_token_id": 1,
+            "bos_token_id": 0,
+            "eos_token_id": 2,
+            "decoder_start_token_id": 2,
+            "forced_bos_token_id": 0,
+            "forced_eos_token_id": 2,
+            "max_length": 20,
+            "bad_words_ids": [[1]],
+            "no_repeat_ngram_size": 3,
+            "num_beams": 4,
+            "length_penalty": 2.0,
+            "early_stopping": True,
+        },
         "tokenizer_config": {"tokenizer_class": "BartTokenizer", "model_max_length": 30},
         "vocab": {token: number for number, token in enumerate(tokens)},
-    }  # fmt: skip
+    }
     for name, content in contents.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     (folder / "merges.txt").write_text("#version: 0.2\n" + "".join(f"w {number}\n" for number in range(10)))
@@ -260,8 +293,27 @@ def text_edit(folder: Path, rng: random.Random) -> str:
     path = rng.choice([*folder.glob("dict.*"), folder / "codes"])
     lines = path.read_text().split("\n")
     at = rng.randrange(len(lines))
-    line = rng.choice(("", "w1", "w1 2", "w1 -2", "#version: 9.9", "#version:", "#version: x", "#version: 0.1", " ", "a b c",
-                       "\t\t", "w\u2028 3", "1 1 #fairseq:overwrite", "@@ 1", "x" * 3000, "\u00e9 \u0301", "\ufeff"))  # fmt: skip
+    line = rng.choice(
+        (
+            "",
+            "w1",
+            "w1 2",
+            "w1 -2",
+            "#version: 9.9",
+            "#version:",
+            "#version: x",
+            "#version: 0.1",
+            " ",
+            "a b c",
+            "\t\t",
+            "w\u2028 3",
+            "1 1 #fairseq:overwrite",
+            "@@ 1",
+            "x" * 3000,
+            "\u00e9 \u0301",
+            "\ufeff",
+        )
+    )
     lines[at : at + rng.randrange(3)] = [line] * rng.randrange(3)
     path.write_text("\n".join(lines))
     return f"{path.name} line {at}: {line!r:.40}"
@@ -337,11 +389,15 @@ def checkpoint_edit(folder: Path, rng: random.Random) -> str:
         name = rng.choice([*weights, "block_format", "block_verifier", "encoder.version"])
         old = weights.get(name, torch.ones(3))
         kinds: list[Callable] = [
-            lambda: spoiled(old, rng), lambda: rng.choice(VALUES), lambda: old.to_sparse(), lambda: old.to("meta"),
+            lambda: spoiled(old, rng),
+            lambda: rng.choice(VALUES),
+            lambda: old.to_sparse(),
+            lambda: old.to("meta"),
             lambda: torch.quantize_per_tensor(old.float(), 0.1, 0, torch.qint8),
-            lambda: torch.zeros(1).expand(old.shape), lambda: torch.nested.nested_tensor([old]),
+            lambda: torch.zeros(1).expand(old.shape),
+            lambda: torch.nested.nested_tensor([old]),
             lambda: torch.zeros(1, 1).expand(1 << 20, 1 << 20),
-        ]  # fmt: skip
+        ]
         weights[name] = rng.choice(kinds)()
         done = f"model.{name} {type(weights[name]).__name__}"
     torch.save(content, path)

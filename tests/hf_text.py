@@ -5,13 +5,19 @@ import random
 from pathlib import Path
 
 TRAINING = [
-    "The quick brown fox jumps over the lazy dog.", "Ein Hund läuft über die Straße, während die Katze schläft.",
-    "Le chat est assis sur l'arbre; il n'a pas peur.", "Быстрая коричневая лиса прыгает через ленивую собаку.",
-    "素早い茶色の狐は怠け者の犬を飛び越える。", "الثعلب البني السريع يقفز فوق الكلب الكسول.",
-    "तेज़ भूरी लोमड़ी आलसी कुत्ते के ऊपर कूदती है।", "빠른 갈색 여우가 게으른 개를 뛰어넘는다.",
-    "Numbers: 1, 22, 333 and 4,444.55 — “quotes”, (brackets) & more…", "Übermäßig naïve façade, café, coöperate.",
-    "Η γρήγορη καφέ αλεπού πηδάει πάνω από το σκυλί.", "Don't you've we're I'm he's isn't.",
-] * 8  # fmt: skip
+    "The quick brown fox jumps over the lazy dog.",
+    "Ein Hund läuft über die Straße, während die Katze schläft.",
+    "Le chat est assis sur l'arbre; il n'a pas peur.",
+    "Быстрая коричневая лиса прыгает через ленивую собаку.",
+    "素早い茶色の狐は怠け者の犬を飛び越える。",
+    "الثعلب البني السريع يقفز فوق الكلب الكسول.",
+    "तेज़ भूरी लोमड़ी आलसी कुत्ते के ऊपर कूदती है।",
+    "빠른 갈색 여우가 게으른 개를 뛰어넘는다.",
+    "Numbers: 1, 22, 333 and 4,444.55 — “quotes”, (brackets) & more…",
+    "Übermäßig naïve façade, café, coöperate.",
+    "Η γρήγορη καφέ αλεπού πηδάει πάνω από το σκυλί.",
+    "Don't you've we're I'm he's isn't.",
+] * 8
 SCRIPTS = [
     "abcdefghijklmnopqrstuvwxyz", "ABCDEFG", "äöüßéèçñøåž", "абвгдежзиклмн", "αβγδεζηθ", "日本語中文字漢",
     "ひらがなカタカナ", "한국어빠른", "العربية", "हिन्दी", "עברית", "ภาษาไทย", "0123456789", "①½Ⅳﬁﬂ", "ａｂｃ１２３", "𝒜𝔅𐍈",
@@ -22,9 +28,14 @@ ODD = [
     "\u0085", "\u2028", "\u00ad", "\u0301", "🙂", "👩‍👩‍👧", "🇩🇪", "▁", "▁▁", "\ufffd", "\U0010fffd", "\u202e", "\r", "\v", "\n",
 ]  # fmt: skip
 SPECIAL = [
-    "<s>", "</s>", "<pad>", "<unk>", "<mask>", "<mask_1>", "<unk_2>", "</s", "<unk", ">>", "<<", ">>fra<<", ">>xyz<<", "<2fr>",
-    " n't", " 's", " .", " ,", " ' ", "__en__", "__fr__", "__", "en_XX", "fr_XX", "eng_Latn", "fra_Latn", "fr", "s>", "<",
-]  # fmt: skip
+    *"<s> </s> <pad> <unk> <mask> <mask_1> <unk_2> </s <unk >> << >>fra<< >>xyz<< <2fr>".split(),
+    " n't",
+    " 's",
+    " .",
+    " ,",
+    " ' ",
+    *"__en__ __fr__ __ en_XX fr_XX eng_Latn fra_Latn fr s> <".split(),
+]
 
 
 def lines(count: int, seed: int = 1) -> list[str]:
@@ -56,9 +67,15 @@ def train(folder: Path, name: str, kind: str = "unigram", size: int = 300, **mor
 
     (folder / "training.txt").write_text("\n".join(TRAINING), encoding="utf-8")
     sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "training.txt"), model_prefix=str(folder / name), vocab_size=size, model_type=kind,
-        character_coverage=0.98, minloglevel=2, hard_vocab_limit=False, **more,
-    )  # fmt: skip
+        input=str(folder / "training.txt"),
+        model_prefix=str(folder / name),
+        vocab_size=size,
+        model_type=kind,
+        character_coverage=0.98,
+        minloglevel=2,
+        hard_vocab_limit=False,
+        **more,
+    )
     (folder / f"{name}.vocab").unlink()
     return folder / f"{name}.model"
 
@@ -121,9 +138,18 @@ def m2m100(folder: Path, kind: str = "bpe", **settings) -> dict:
     languages = [f"__{code}__" for code in FAIRSEQ_LANGUAGE_CODES["m2m100"]]
     special = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     write(folder, special_tokens_map={**special, "additional_special_tokens": languages})
-    write(folder, tokenizer_config={**special, "src_lang": None, "tgt_lang": None, "language_codes": "m2m100",
-                                    "tokenizer_class": "M2M100Tokenizer", "additional_special_tokens": languages,
-                                    **settings})  # fmt: skip
+    write(
+        folder,
+        tokenizer_config={
+            **special,
+            "src_lang": None,
+            "tgt_lang": None,
+            "language_codes": "m2m100",
+            "tokenizer_class": "M2M100Tokenizer",
+            "additional_special_tokens": languages,
+            **settings,
+        },
+    )
     config = {"model_type": "m2m_100", "vocab_size": len(vocabulary) + len(languages) + 8, "eos_token_id": 2, "pad_token_id": 1}
     write(folder, config=config)
     return config
@@ -166,8 +192,13 @@ def scored(model: Path) -> list[tuple[str, float]]:
 def save(folder: Path, tokenizer, kind: str, **config) -> dict:
     """A tokenizer of transformers and a config with its ids."""
     tokenizer.save_pretrained(folder)
-    config = {"model_type": kind, "vocab_size": len(tokenizer) + 3, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": 1,
-              **config}  # fmt: skip
+    config = {
+        "model_type": kind,
+        "vocab_size": len(tokenizer) + 3,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": 1,
+        **config,
+    }
     write(folder, config=config)
     return config
 
@@ -180,9 +211,12 @@ def nllb(folder: Path, legacy: bool = False, table: bool = True, **settings) -> 
     model = train(folder, "sentencepiece.bpe", "bpe")
     vocabulary = {piece: number for number, piece in enumerate(["<s>", "<pad>", "</s>", "<unk>", *pieces(model)[3:]])}
     tokenizer = NllbTokenizer(
-        vocab=vocabulary, merges=generate_merges(vocabulary), legacy_behaviour=legacy,
-        _spm_precompiled_charsmap=character_table(model) if table else None, **settings,
-    )  # fmt: skip
+        vocab=vocabulary,
+        merges=generate_merges(vocabulary),
+        legacy_behaviour=legacy,
+        _spm_precompiled_charsmap=character_table(model) if table else None,
+        **settings,
+    )
     model.unlink()
     return save(folder, tokenizer, "m2m_100")
 

@@ -81,8 +81,11 @@ class Handler(BaseHTTPRequestHandler):
         data = path.read_bytes()
         self.send_response(200)
         for name, value in (
-            ("ETag", f'"{blob(path)}"'), ("X-Repo-Commit", commit), ("Content-Length", len(data)), ("Accept-Ranges", "bytes"),
-        ):  # fmt: skip
+            ("ETag", f'"{blob(path)}"'),
+            ("X-Repo-Commit", commit),
+            ("Content-Length", len(data)),
+            ("Accept-Ranges", "bytes"),
+        ):
             self.send_header(name, str(value))
         self.end_headers()
         if body:

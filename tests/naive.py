@@ -12,9 +12,12 @@ from specdec_plugins.model.spec import Attention, FeedForward, ModelSpec, Norm, 
 
 # Parts of a side by names of their own, for tests
 PARTS = {
-    "heads": ("attention", "heads"), "inner_width": ("feed_forward", "width"), "embedding_norm": ("embedding", "norm"),
-    "embedding_scale": ("embedding", "scale"), "position_offset": ("embedding", "offset"),
-}  # fmt: skip
+    "heads": ("attention", "heads"),
+    "inner_width": ("feed_forward", "width"),
+    "embedding_norm": ("embedding", "norm"),
+    "embedding_scale": ("embedding", "scale"),
+    "position_offset": ("embedding", "offset"),
+}
 
 
 def altered(spec, **changes):
@@ -112,8 +115,10 @@ def logits(model: Model, source: list[int], target: list[int]) -> Tensor:
         if spec.head_norm:
             q, k = (torch.stack([norm(f"{name}.{part}_norm", y, spec.head_norm) for y in z]) for part, z in (("q", q), ("k", k)))
         if own and spec.rotary:
-            q, k = (torch.stack([torch.stack([turned(each, p, spec.rotary.theta) for each in row]) for p, row in enumerate(z)])
-                    for z in (q, k))  # fmt: skip
+            q, k = (
+                torch.stack([torch.stack([turned(each, p, spec.rotary.theta) for each in row]) for p, row in enumerate(z)])
+                for z in (q, k)
+            )
         scale, rows = spec.scale or 1 / math.sqrt(size), []
         for position in range(len(q)):
             parts = []

@@ -60,13 +60,25 @@ def read_call(stack, width, caches, tokens, positions, firsts, slots, source_slo
     addresses."""
     library, given = compiled.library(), binding.integers(*tokens)
     rows = library.rows(
-        "ReadRow", tokens=map(len, tokens), position=positions, first=firsts, slot=slots, source_slot=source_slots,
+        "ReadRow",
+        tokens=map(len, tokens),
+        position=positions,
+        first=firsts,
+        slot=slots,
+        source_slot=source_slots,
         source_length=source_lengths,
-    )  # fmt: skip
+    )
     call = library.structs["ReadCall"](
-        stack=stack.pointer, caches=library.structs["Caches"](*caches, 0), batch=len(tokens), width=width,
-        rows=binding.start(rows), tokens=binding.start(given), layer=-1, heads=-1, **results,
-    )  # fmt: skip
+        stack=stack.pointer,
+        caches=library.structs["Caches"](*caches, 0),
+        batch=len(tokens),
+        width=width,
+        rows=binding.start(rows),
+        tokens=binding.start(given),
+        layer=-1,
+        heads=-1,
+        **results,
+    )
     return call, (rows, given)
 
 

@@ -53,9 +53,15 @@ CASES = {
     "what is not offered is not tolerated": ([[3, 1, 2], [0, 5, 4], [1, 2, 9]], [2, 2], 1, 3, INF, 1, 1),
     "nothing offered": ([[3, 1, 2], [0, 5, 4], [1, 2, 9]], [0, 1], 0, 3, INF, 0, 0),
     "tolerated, then exact, then refused": (
-        [[3, 2, 0], [0, 5, 4], [1, 2, 9], [0, 0, 1], [1, 0, 0]], [1, 1, 0, 2], 4, 2, 1, 2, 2,
+        [[3, 2, 0], [0, 5, 4], [1, 2, 9], [0, 0, 1], [1, 0, 0]],
+        [1, 1, 0, 2],
+        4,
+        2,
+        1,
+        2,
+        2,
     ),
-}  # fmt: skip
+}
 
 
 def on_kernels(logits, draft, bounds, tolerances):

@@ -212,8 +212,11 @@ def test_the_command(tmp_path, capsys):
     assert second["alignment"] == [] and second["word_scores"] == []
     assert translate.main([*known, "--format", "fairseq"]) == 0
     assert "A-0\t0-0 1-1 2-2" in out.read_text().splitlines()
-    for more, message in ((["--strategy", "drafter"], "--alignments is not supported"), (["--word-scores"], "--format json"),
-                          (["--windows", "sentence"], "--windows cannot be combined")):  # fmt: skip
+    for more, message in (
+        (["--strategy", "drafter"], "--alignments is not supported"),
+        (["--word-scores"], "--format json"),
+        (["--windows", "sentence"], "--windows cannot be combined"),
+    ):
         assert translate.main([*known, *more]) == 2
         assert message in capsys.readouterr().err
 
@@ -227,11 +230,15 @@ def test_a_folder_names_heads(tmp_path):
     path = tmp_path / "pair" / "model.json"
     described = json.loads(path.read_text())
     for alignment, fault in (
-        ({"layer": 4, "heads": [0]}, "layer 4 of a decoder of 4"), ({"layer": 0, "heads": [4]}, "heads (4,) of a layer of 4"),
-        ({"layer": 0, "heads": list(range(100_000))}, "of a layer of 4"), ({"layer": 0}, "no 'alignment.heads'"),
-        ({"layer": "0", "heads": [0]}, "not of type int"), ({"layer": 0, "heads": [-1]}, "heads (-1,)"),
-        ({"layer": 0, "heads": [1, 1]}, "heads (1, 1)"), ({"layer": 0, "heads": [True]}, "not of type int"),
-    ):  # fmt: skip
+        ({"layer": 4, "heads": [0]}, "layer 4 of a decoder of 4"),
+        ({"layer": 0, "heads": [4]}, "heads (4,) of a layer of 4"),
+        ({"layer": 0, "heads": list(range(100_000))}, "of a layer of 4"),
+        ({"layer": 0}, "no 'alignment.heads'"),
+        ({"layer": "0", "heads": [0]}, "not of type int"),
+        ({"layer": 0, "heads": [-1]}, "heads (-1,)"),
+        ({"layer": 0, "heads": [1, 1]}, "heads (1, 1)"),
+        ({"layer": 0, "heads": [True]}, "not of type int"),
+    ):
         path.write_text(json.dumps(described | {"alignment": alignment}))
         with pytest.raises(ValueError) as error:
             load_folder(tmp_path / "pair")

@@ -114,10 +114,16 @@ class Scored:
 
 NAIVE = {"fairseq": naive_fairseq, "huggingface": naive_huggingface}
 KINDS = [
-    Beam(1), Beam(2, nbest=2), Beam(4, length_penalty=0.6, nbest=3), Beam(5, length_penalty=1.4), Beam(8, nbest=8),
-    Beam(3, unk_penalty=0.5, nbest=3), Beam(4, "huggingface", nbest=4), Beam(2, "huggingface", early_stopping="true"),
+    Beam(1),
+    Beam(2, nbest=2),
+    Beam(4, length_penalty=0.6, nbest=3),
+    Beam(5, length_penalty=1.4),
+    Beam(8, nbest=8),
+    Beam(3, unk_penalty=0.5, nbest=3),
+    Beam(4, "huggingface", nbest=4),
+    Beam(2, "huggingface", early_stopping="true"),
     Beam(5, "huggingface", early_stopping="never", renormalize=True, nbest=2),
-]  # fmt: skip
+]
 
 
 def requests_of(count, seed, greedy=True):
@@ -289,9 +295,11 @@ def test_impossible_searches_are_refused(world):
     _, verifier, _ = world
     session = session_of(verifier, 3)
     for wrong, message in [
-        ({"beam": 4}, "beam is 4, not a Beam"), ({"beam": Beam(2), "sampling": Sampling()}, "sampling"),
-        ({"beam": Beam(2), "seeds": [1, 2]}, "several seeds"), ({"beam": Beam(4)}, "4 live hypotheses need as many rows"),
-    ]:  # fmt: skip
+        ({"beam": 4}, "beam is 4, not a Beam"),
+        ({"beam": Beam(2), "sampling": Sampling()}, "sampling"),
+        ({"beam": Beam(2), "seeds": [1, 2]}, "several seeds"),
+        ({"beam": Beam(4)}, "4 live hypotheses need as many rows"),
+    ]:
         with pytest.raises(ValueError, match=message):
             session.submit(Request(0, [5, EOS], 9, **wrong))
     session = Session(NoDrafter(), Unverified(), accept_all, Lengths([0]), BoundedAdmission(4), 4)
@@ -302,10 +310,13 @@ def test_impossible_searches_are_refused(world):
 # ---- the shipped pair, against fairseq's generator
 
 LINES = [
-    "A dog runs.", "Two men in red shirts stand beside a small yellow boat on the lake.",
-    "The zzyzx plays with an old xylophone!", "A girl",
-    "People walk past shops and houses in a busy street while it rains.", "An older woman sells fruit.",
-]  # fmt: skip
+    "A dog runs.",
+    "Two men in red shirts stand beside a small yellow boat on the lake.",
+    "The zzyzx plays with an old xylophone!",
+    "A girl",
+    "People walk past shops and houses in a busy street while it rains.",
+    "An older woman sells fruit.",
+]
 
 
 def translated(lines, batch_size, **settings):

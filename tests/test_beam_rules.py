@@ -137,10 +137,13 @@ def cases(library, count, seed=0):
     for number in range(count):
         fairseqs = library == "fairseq"
         beam = Beam(
-            rng.choice([1, 2, 4, 5, 8]), library, rng.choice([0.6, 1, 1.4]),
-            unk_penalty=rng.choice([0, 0, 0.8]) if fairseqs else 0, renormalize=not fairseqs and rng.random() < 0.5,
+            rng.choice([1, 2, 4, 5, 8]),
+            library,
+            rng.choice([0.6, 1, 1.4]),
+            unk_penalty=rng.choice([0, 0, 0.8]) if fairseqs else 0,
+            renormalize=not fairseqs and rng.random() < 0.5,
             early_stopping=rng.choice(["false", "true", "never"]),
-        )  # fmt: skip
+        )
         ends = fairseqs or rng.random() < 0.5
         how = Search(beam, EOS, rng.choice([1, 2, 5, 9, 14]), ends)
         yield Table(seed + number, rng.choice([-4, -1, 0, 1, 3]), least=1 if fairseqs else rng.choice([0, 0, 2])), how
@@ -193,8 +196,16 @@ def by_fairseq(table, how):
 
     model = FairseqEncoderDecoderModel(Encoder(dictionary), Decoder(dictionary))
     beam = how.beam
-    generator = SequenceGenerator([model], dictionary, beam_size=beam.size, max_len_a=0, max_len_b=how.limit, min_len=table.least,
-                                  len_penalty=beam.length_penalty, unk_penalty=beam.unk_penalty)  # fmt: skip
+    generator = SequenceGenerator(
+        [model],
+        dictionary,
+        beam_size=beam.size,
+        max_len_a=0,
+        max_len_b=how.limit,
+        min_len=table.least,
+        len_penalty=beam.length_penalty,
+        unk_penalty=beam.unk_penalty,
+    )
     sample = {"net_input": {"src_tokens": torch.tensor([[EOS]]), "src_lengths": torch.tensor([1])}}
     (found,) = generator.generate([model], sample)
     return [(each["tokens"].tolist(), float(each["score"]), each["positional_scores"].tolist()) for each in found]
@@ -224,13 +235,22 @@ def by_transformers(table, how):
     model = Fake(library.PretrainedConfig(vocab_size=SIZE))
     beam, most = how.beam, how.limit + how.ends
     config = library.GenerationConfig(
-        num_beams=beam.size, num_return_sequences=beam.size, max_length=most + 1,
+        num_beams=beam.size,
+        num_return_sequences=beam.size,
+        max_length=most + 1,
         min_length=table.least + 1 if table.least else 0,
-        length_penalty=beam.length_penalty, early_stopping={"true": True, "false": False}.get(beam.early_stopping, "never"),
-        eos_token_id=EOS, pad_token_id=PAD, bos_token_id=START, forced_eos_token_id=EOS if how.ends else None,
-        bad_words_ids=[[PAD]], use_cache=False, return_dict_in_generate=True, output_scores=True,
+        length_penalty=beam.length_penalty,
+        early_stopping={"true": True, "false": False}.get(beam.early_stopping, "never"),
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+        bos_token_id=START,
+        forced_eos_token_id=EOS if how.ends else None,
+        bad_words_ids=[[PAD]],
+        use_cache=False,
+        return_dict_in_generate=True,
+        output_scores=True,
         renormalize_logits=beam.renormalize,
-    )  # fmt: skip
+    )
     out = model.generate(torch.tensor([[START]]), generation_config=config)
     found = []
     for row, score in zip(out.sequences[:, 1:].tolist(), out.sequences_scores.tolist()):
@@ -307,10 +327,19 @@ def test_a_search_without_an_allowed_token_ends_with_what_it_has():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"size": 0}, {"size": 2.0}, {"size": 1001}, {"nbest": 0}, {"nbest": 5}, {"length_penalty": math.nan},
-        {"unk_penalty": "1"}, {"length_penalty": 31}, {"rules": "marian"}, {"early_stopping": False}, {"renormalize": 2},
+        {"size": 0},
+        {"size": 2.0},
+        {"size": 1001},
+        {"nbest": 0},
+        {"nbest": 5},
+        {"length_penalty": math.nan},
+        {"unk_penalty": "1"},
+        {"length_penalty": 31},
+        {"rules": "marian"},
+        {"early_stopping": False},
+        {"renormalize": 2},
     ],
-)  # fmt: skip
+)
 def test_invalid_options_are_named(wrong):
     (name,) = wrong
     with pytest.raises(ValueError, match=f"^{name} "):

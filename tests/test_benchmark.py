@@ -39,10 +39,14 @@ def test_what_it_counts(text):
     found = exact.translate(LINES)
     reference.write_text("\n".join(result.text for result in found) + "\n", encoding="utf-8")
     run = run_python(
-        "-m", "specdec_plugins.commands.benchmark", "--model", PAIR, "--input", text, "--reference", reference,
-        "--systems", "ar", "specdec", "--dtypes", "float32", "int8", "--batch-sizes", "1", "3", "--rounds", "1",
-        "--block-sizes", "4", "--threads", "1",
-    )  # fmt: skip
+        *"-m specdec_plugins.commands.benchmark --model".split(),
+        PAIR,
+        "--input",
+        text,
+        "--reference",
+        reference,
+        *"--systems ar specdec --dtypes float32 int8 --batch-sizes 1 3 --rounds 1 --block-sizes 4 --threads 1".split(),
+    )
     *_, last = run.stdout.splitlines()
     result = json.loads(last)
     assert run.stdout.count("one sentence at a time") == 1 and run.stdout.count("tokens/s (workers x threads)") == 1
@@ -130,9 +134,12 @@ def test_the_demo_in_bpe_is_the_demo(monkeypatch):
 
 def gpu_script(*arguments, **environment):
     return subprocess.run(
-        [str(ROOT / "benchmarks" / "gpu.sh"), *map(str, arguments)], capture_output=True, text=True, timeout=900,
+        [str(ROOT / "benchmarks" / "gpu.sh"), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=900,
         env={**os.environ, "PYTHONPATH": "", **environment},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.long
@@ -302,10 +309,13 @@ def test_each_system_counts_with_its_best_mix(measured):
     found, warnings = measured
     best = {(each.system.strategy, each.workload.kind, each.workload.batch_size): each.mix for each in found}
     assert best == {
-        ("ctranslate2", "latency", 1): Mix(1, 2), ("ctranslate2", "throughput", 1): Mix(1, 2),
-        ("ctranslate2", "throughput", 8): Mix(1, 2), ("ar", "latency", 1): Mix(1, 1),
-        ("ar", "throughput", 1): Mix(2, 1), ("ar", "throughput", 8): Mix(2, 1),
-    }  # fmt: skip
+        ("ctranslate2", "latency", 1): Mix(1, 2),
+        ("ctranslate2", "throughput", 1): Mix(1, 2),
+        ("ctranslate2", "throughput", 8): Mix(1, 2),
+        ("ar", "latency", 1): Mix(1, 1),
+        ("ar", "throughput", 1): Mix(2, 1),
+        ("ar", "throughput", 8): Mix(2, 1),
+    }
     turn = [(name, "throughput", 8, *mix) for name in ("ctranslate2", "ar") for mix in ((2, 1), (1, 2))]
     assert Fake.log[-8:] == turn * 2  # round by round
     assert warnings == ["ctranslate2 int8: 1 outputs depend on the mix of workers and threads"] * 2
@@ -323,11 +333,13 @@ def test_tables_compare_the_best_of_each(measured):
         ["`ar` int8", "1125.0 ms", "1462.5 ms", "1492.5 ms", "2", "± 0%", "1", "0.50", "1.00"],
     ]
     assert cells(tables.throughput(rows, signature))[2:] == [
-        ["CTranslate2 9, greedy, int8", "4 (1 x 2)", "28 (1 x 2)"], ["`ar` int8", "5 (2 x 1)", "37 (2 x 1)"],
-    ]  # fmt: skip
+        ["CTranslate2 9, greedy, int8", "4 (1 x 2)", "28 (1 x 2)"],
+        ["`ar` int8", "5 (2 x 1)", "37 (2 x 1)"],
+    ]
     assert cells(tables.TABLES["ctranslate2"](rows, signature))[2:] == [
-        ["CTranslate2 9, greedy, int8", "1.00", "1.00"], ["`ar` int8", "1.25", "1.32"],
-    ]  # fmt: skip
+        ["CTranslate2 9, greedy, int8", "1.00", "1.00"],
+        ["`ar` int8", "1.25", "1.32"],
+    ]
     other = [{**row, "dtype": "float32"} for row in rows if row["strategy"] == "ar"]
     assert "ctranslate2" not in tables.tables(other, signature)  # nothing to compare with in this data type
 

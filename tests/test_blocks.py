@@ -53,17 +53,30 @@ SPECS = {
     "head norms with biases, rotary": {"attention": {"head_norm": Norm(), "rotary": Rotary()}},
     "gates": {"feed_forward": {"gated": True, "activation": "gelu_tanh"}},
     "T5": {
-        "attention": {"bias": False, "scale": 1.0, "head_width": 32, "relative": Relative(16, 24)}, "norm": RMS,
-        "norms": "before", "final_norm": True, "embedding": {"offset": None, "scale": 1.0},
+        "attention": {"bias": False, "scale": 1.0, "head_width": 32, "relative": Relative(16, 24)},
+        "norm": RMS,
+        "norms": "before",
+        "final_norm": True,
+        "embedding": {"offset": None, "scale": 1.0},
         "feed_forward": {"gated": True, "activation": "gelu_tanh", "bias": False},
     },
     "T5Gemma": {
-        "attention": {"bias": False, "key_heads": 2, "head_width": 32, "scale": 0.21, "cap": 5.0, "rotary": Rotary(),
-                      "head_norm": RMS},
-        "norm": RMS, "norms": "both", "final_norm": True, "embedding": {"offset": None, "scale": 8.0},
+        "attention": {
+            "bias": False,
+            "key_heads": 2,
+            "head_width": 32,
+            "scale": 0.21,
+            "cap": 5.0,
+            "rotary": Rotary(),
+            "head_norm": RMS,
+        },
+        "norm": RMS,
+        "norms": "both",
+        "final_norm": True,
+        "embedding": {"offset": None, "scale": 8.0},
         "feed_forward": {"gated": True, "activation": "gelu_tanh", "bias": False},
     },
-}  # fmt: skip
+}
 
 
 def side_with(case, side=SIDE):

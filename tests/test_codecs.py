@@ -2,7 +2,6 @@
 
 import os
 import random
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from specdec_plugins.model.spec import Symbols
 from specdec_plugins.text import byte_level
 from specdec_plugins.text.codec import CodecConfig, open_codec
 from specdec_plugins.text.lines import read_lines
-from specdec_plugins.text.moses import PLAIN, PLAIN_TOKENS, ROMANIAN, Moses
+from specdec_plugins.text.moses import Moses
 from specdec_plugins.text.reversible import Reversible
 from specdec_plugins.text.words import align
 from specdec_plugins.translator import Translator
@@ -49,10 +48,7 @@ def test_moses_detokenisation_in_steps(lang):
     moses, rng = Moses(lang), random.Random(lang)
     for _ in range(150):
         tokens = rng.choices(SIGNS, k=rng.randrange(40)) if rng.random() < 0.5 else rng.choices(SIGNS[:30], k=rng.randrange(8))
-        try:
-            expected = moses.detokenize(" ".join(tokens))
-        except TypeError:  # sacremoses fails at Czech "e' - mail"
-            continue
+        expected = moses.detokenize(" ".join(tokens))
         deltas = pushed(moses.stream(), parts_of(rng, tokens))
         assert "".join(deltas) == expected, tokens
 
@@ -92,8 +88,12 @@ def test_what_is_held_back():
     deltas = pushed(Moses("de").stream(), [(word, True) for word in words])
     assert deltas == ["Ein", " Hund", "", ' "so', "-", "so", "", '" rennt', "", "."]
     assert pushed(Moses("en").stream(), [("hap", False), ("py", False), ("&am", False), ("p;", True)]) == [
-        "hap", "py", "", "&", "",
-    ]  # fmt: skip
+        "hap",
+        "py",
+        "",
+        "&",
+        "",
+    ]
     assert pushed(Reversible().stream(), [("a￭", True), ("％4", False), ("1％", True), ("b", True)]) == ["a", "", "A", " b", ""]
 
 
@@ -128,9 +128,10 @@ def shipped(name, source, target, tokenizer):
 @pytest.fixture(scope="module")
 def codecs(byte_codec):
     return {
-        "moses": shipped("demo.en-de", "en", "de", "moses"), "reversible": shipped("docs.en-fr", "en", "fr", "reversible"),
+        "moses": shipped("demo.en-de", "en", "de", "moses"),
+        "reversible": shipped("docs.en-fr", "en", "fr", "reversible"),
         "bytes": byte_codec,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("name", ["moses", "reversible", "bytes"])
@@ -216,8 +217,11 @@ PAIRS = {"demo.en-de": "demo.txt", "docs.en-fr": "docs.txt"}
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-@pytest.mark.parametrize("options", [{}, {"block_size": 5}, {"strategy": "ar"}, {"beta": 3, "tau": 1.0, "block_size": 4},
-                                     {"sampling": True, "seed": 3}], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"block_size": 5}, {"strategy": "ar"}, {"beta": 3, "tau": 1.0, "block_size": 4}, {"sampling": True, "seed": 3}],
+    ids=str,
+)
 def test_streamed_text_is_the_translation(pair, options):
     translator = Translator.from_pretrained(ROOT / "data" / pair, threads=1, **options)
     for number, line in enumerate(list(read_lines(ROOT / "data" / PAIRS[pair]))[:4]):

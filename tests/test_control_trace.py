@@ -125,9 +125,11 @@ class Machine:
 
 
 def simulate(
-    programme: Callable[[Dice], Iterator[int]], seed: int,
-    choose: Callable[[int], int], observe: Callable[[Sequence[Step], float], None],
-) -> list[int]:  # fmt: skip
+    programme: Callable[[Dice], Iterator[int]],
+    seed: int,
+    choose: Callable[[int], int],
+    observe: Callable[[Sequence[Step], float], None],
+) -> list[int]:
     """The lengths that ``choose(rows)`` gives in `STEPS` iterations; ``observe(steps, seconds)`` follows each."""
     dice = Dice(seed)
     machine, rows_by_step, lengths = Machine(dice), programme(dice), []
@@ -153,8 +155,13 @@ def simulate(
 RECORD = Path(__file__).with_name("control_traces.json")
 REPEATS = (1, 16)
 SEEDS = {
-    "one": (0, 2, 6, 9), "few": (2, 5, 6, 9), "batches": (1, 8, 9), "large": (3, 9, 11), "sweep": (0, 3, 8), "server": (3, 5, 9),
-}  # fmt: skip
+    "one": (0, 2, 6, 9),
+    "few": (2, 5, 6, 9),
+    "batches": (1, 8, 9),
+    "large": (3, 9, 11),
+    "sweep": (0, 3, 8),
+    "server": (3, 5, 9),
+}
 CASES = [f"{name} {block_size} {seed}" for name in SEEDS for block_size in BLOCK_SIZES for seed in SEEDS[name]]
 
 

@@ -85,10 +85,7 @@ def test_any_number_of_processes_writes_the_same(folder, text, expected, tmp_pat
         folder,
         "-o",
         tmp_path / "out",
-        "--shard-size",
-        70,
-        "--workers",
-        4,
+        *"--shard-size 70 --workers 4".split(),
         *QUICK,
         *SAMPLES,
     )
@@ -209,10 +206,13 @@ def test_another_run_is_refused_by_name(started, folder, source, tmp_path, capfd
     good = json.loads((out / "manifest.json").read_text())
     first = good["shards"][0]
     for bad in (
-        [], {}, good | {"shards": [first | {"output": "../part-00000.txt"}]}, good | {"shards": [first | {"first": "0"}]},
+        [],
+        {},
+        good | {"shards": [first | {"output": "../part-00000.txt"}]},
+        good | {"shards": [first | {"first": "0"}]},
         good | {"shards": [first | {"pieces": [first["pieces"][0] | {"path": "/etc/passwd"}]}]},
         good | {"shards": [first | {"pieces": [first["pieces"][0] | {"start": -1}]}]},
-    ):  # fmt: skip
+    ):
         (out / "manifest.json").write_text(json.dumps(bad))
         before["manifest.json"] = json.dumps(bad).encode()
         refused(f"{out}/manifest.json: not a manifest (", *options)

@@ -88,17 +88,29 @@ def test_code_in_documentation_survives():
     translator = Translator.from_pretrained(str(ROOT / "data" / "docs.en-fr"))
     text = (ROOT / "data" / "docs.txt").read_text(encoding="utf-8")
     found = "\n".join(result.text for result in translator.translate(text.splitlines()))
-    for code in ("`timeout`", "--output", "git status", "8080", "https://example.org/install", "$HOME", "Windows",
-                 'set_option("verbose", false)'):  # fmt: skip
+    for code in (
+        "`timeout`",
+        "--output",
+        "git status",
+        *"8080 https://example.org/install $HOME Windows".split(),
+        'set_option("verbose", false)',
+    ):
         assert code in found
 
 
 def test_the_benchmark_of_drafters_runs(tmp_path):
     """All that need no training, on the demo's first lines, two at a time; a model's own by the name of its folder."""
     result = run_python(
-        "benchmarks/drafters.py", "--model", FOLDER, "--input", ROOT / "data/demo.txt", "--reference", ROOT / "data/demo.txt",
-        "--sentences", 3, "--rounds", 1, "--batch-sizes", 2, "--block-sizes", 3, "auto", "--output", tmp_path / "rows.jsonl",
-    )  # fmt: skip
+        "benchmarks/drafters.py",
+        "--model",
+        FOLDER,
+        "--input",
+        ROOT / "data/demo.txt",
+        "--reference",
+        ROOT / "data/demo.txt",
+        *"--sentences 3 --rounds 1 --batch-sizes 2 --block-sizes 3 auto --output".split(),
+        tmp_path / "rows.jsonl",
+    )
     rows = json.loads((tmp_path / "rows.jsonl").read_text())["rows"]
     names = ["ar", FOLDER.name, "ngram", "recycling", "lookahead", "previous live", "previous again", "previous reference"]
     assert [row["drafter"] for row in rows] == names + names[1:]
@@ -111,9 +123,15 @@ def test_the_benchmark_of_drafters_runs(tmp_path):
 def test_the_benchmark_of_long_sources_runs(tmp_path):
     """Sources of consecutive lines, twice: what is measured is not measured again. With random weights, acceptance is drawn."""
     usual = [
-        "benchmarks/long.py", "--model", FOLDER, "--input", ROOT / "data/demo.txt", "--dtype", "int8", "--threads", 1,
-        "--output", tmp_path / "rows.jsonl", "--batch-sizes", 2, "--tokens", 6, "--choices", "mass", "recent",
-    ]  # fmt: skip
+        "benchmarks/long.py",
+        "--model",
+        FOLDER,
+        "--input",
+        ROOT / "data/demo.txt",
+        *"--dtype int8 --threads 1 --output".split(),
+        tmp_path / "rows.jsonl",
+        *"--batch-sizes 2 --tokens 6 --choices mass recent".split(),
+    ]
     run_python(*usual, "--lengths", 40, "--budgets", 8, "--gammas", 2, "auto")
     run_python(*usual, "--lengths", 40, 50, "--budgets", 20, "--gammas", 3, "--random", "1,64,64,2", "--acceptance", 1)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]

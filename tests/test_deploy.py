@@ -1,12 +1,15 @@
-"""The Containerfile and the systemd unit: what they run exists. The image itself is not built here."""
+"""The Containerfile and the systemd unit: what they run exists; the image itself is not built here. What is checked of wheels."""
 
 import json
 import re
 import shlex
+import zipfile
+from importlib.machinery import SourceFileLoader
 
 from conftest import ROOT
 
 from specdec_plugins.commands import serve
+from specdec_plugins.decoding.options import KERNELS
 
 DEPLOY = ROOT / "docs" / "deploy"
 CONTAINER = re.sub(r"\\\n\s*", "", (DEPLOY / "Containerfile").read_text())
@@ -47,3 +50,24 @@ def test_the_unit_starts_the_server(tmp_path):
     assert stopping > options.grace  # otherwise systemd kills what SIGTERM lets finish
     state = re.search(r"^StateDirectory=(.*)$", UNIT, re.M)[1]
     assert options.glossaries == f"/var/lib/{state}"  # all that it may write
+
+
+def test_a_wheel_that_would_not_run_is_found(tmp_path):
+    check = SourceFileLoader("check_wheels", str(ROOT / ".ci" / "check-wheels")).load_module()
+
+    def found(tag="py3-none-manylinux_2_28_x86_64", kernels=KERNELS, needs="manylinux_2_17_x86_64", libraries=()):
+        wheel = tmp_path / f"specdec_seq2seq-0.3.0-{tag}.whl"
+        with zipfile.ZipFile(wheel, "w") as file:
+            for name in kernels:
+                file.writestr(f"specdec_plugins/decoding/backends/cpu/_kernels_{name}.so", b"")
+        return [*check.faults(wheel, {"sym_tag": needs, "external_libs": dict.fromkeys(libraries)})]
+
+    assert found() == found("py3-none-musllinux_1_2_x86_64", needs="musllinux_1_1_x86_64", libraries=["libc.so"]) == []
+    assert found(kernels=KERNELS[1:]) == [f"has the kernels {', '.join(KERNELS[1:])}, not {', '.join(KERNELS)}"]
+    for needs in ("manylinux_2_34_x86_64", "manylinux_3_1_x86_64", "musllinux_1_1_x86_64", "linux_x86_64"):
+        assert found(needs=needs) == [f"needs {needs}"]
+    assert found(libraries=["libstdc++.so.6"]) == ["needs libstdc++.so.6"]
+    for tag in ("cp311-cp311-manylinux_2_28_x86_64", "py3-none-linux_x86_64", "py3-none-any"):
+        assert found(tag) == ["has another tag than py3-none-manylinux or -musllinux"]
+    check.MOST = 10
+    assert found()[0].endswith("bytes, more than 10")

@@ -114,7 +114,7 @@ def test_libretranslate_several_texts(served):
         ({"q": "x <p", "format": "html"}, 400, "is not closed"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_libretranslate_errors(served, fields, status, said):
     found = ask(served, "/translate", **{"q": "A dog.", "source": "en", "target": "de", **fields})
     assert found[0] == status and said in found[1]["error"], found
@@ -143,9 +143,12 @@ def send_file(server, name, content, **fields):
 
 
 FILES = {
-    "a.txt": (TEXT, "lines"), "../b c.md": (f"# {LINES[0]}\n\n* {LINES[1]}\n", "markdown"), "ä.html": (HTML, "html"),
-    "d.srt": (f"1\n00:00:01,000 --> 00:00:02,000\n{LINES[0]}\n", "subtitles"), "E.JSON": ('{"a": "A dog runs."}', "strings"),
-}  # fmt: skip
+    "a.txt": (TEXT, "lines"),
+    "../b c.md": (f"# {LINES[0]}\n\n* {LINES[1]}\n", "markdown"),
+    "ä.html": (HTML, "html"),
+    "d.srt": (f"1\n00:00:01,000 --> 00:00:02,000\n{LINES[0]}\n", "subtitles"),
+    "E.JSON": ('{"a": "A dog runs."}', "strings"),
+}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -227,7 +230,7 @@ def test_libretranslate_tables_and_keys(keyed):
         ("a.txt", "A" * 2_000_000, {}, "the body exceeds the limit"),
     ],
     ids=lambda value: f"{value!s:.30}",
-)  # fmt: skip
+)
 def test_bad_files(served, name, content, fields, said):
     status, found = send_file(served, name, content, **fields)
     assert status == 400 and said in found["error"], found
@@ -262,9 +265,8 @@ def test_deepl_translates(served, form):
     one, two = (each.text for each in expected(LINES[:2], {}))
     status, content = deepl(served, form, text=LINES[:2])
     assert status == 200 and content["translations"] == [
-        {"detected_source_language": "EN", "text": text, "billed_characters": len(line)}
-        for text, line in zip((one, two), LINES)
-    ]  # fmt: skip
+        {"detected_source_language": "EN", "text": text, "billed_characters": len(line)} for text, line in zip((one, two), LINES)
+    ]
 
     def text_of(text, **more):
         status, content = deepl(served, form, text=[text], source_lang="EN", **more)
@@ -303,7 +305,7 @@ def test_deepl_translates(served, form):
         ({"text": ["A" * 5001]}, 413, "5,001 characters exceed"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_deepl_errors(served, fields, status, said):
     found = deepl(served, **{"text": ["A dog."], "source_lang": "EN", **fields})
     assert found[0] == status and said in found[1]["message"], found
@@ -380,7 +382,7 @@ def test_deepl_glossaries(tmp_path):
         ({"entries_format": "csv", "entries": 'dog,"' + "K" * 200_000}, 400, "field larger than field limit"),
     ],
     ids=lambda value: f"{value!s:.60}",
-)  # fmt: skip
+)
 def test_bad_glossaries(served, fields, status, said):
     found = glossary(served, **fields)
     assert found[0] == status and said in found[1]["message"], found
@@ -399,8 +401,9 @@ def test_glossaries_are_bounded_and_of_a_language_pair(tmp_path):
         asked = {"text": ["A dog."], "source_lang": "EN", "glossary_id": made.id}
         assert server.post("/v2/translate", target_lang="FR", **asked) == (400, {"message": "the glossary is for en to de"})
         assert server.ask("GET", "/v2/glossary-language-pairs")[2]["supported_languages"][1] == {
-            "source_lang": "en", "target_lang": "fr"
-        }  # fmt: skip
+            "source_lang": "en",
+            "target_lang": "fr",
+        }
     finally:
         server.close()
     for content in ("{", "[]", '{"id": 3}', "\ud800" * 9):

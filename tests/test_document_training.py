@@ -17,9 +17,11 @@ from specdec_plugins.criterions.verifier_loss import VerifierLoss
 
 PAD, EOS, END = 1, 2, 5
 LAYERS = [
-    f"{side}.layers.{layer}.{kind}_attn" for side, kinds in (("encoder", ["self"]), ("decoder", ["self", "encoder"]))
-    for layer in (0, 1) for kind in kinds
-]  # fmt: skip
+    f"{side}.layers.{layer}.{kind}_attn"
+    for side, kinds in (("encoder", ["self"]), ("decoder", ["self", "encoder"]))
+    for layer in (0, 1)
+    for kind in kinds
+]
 CORPUS = [[4, 3, 6], [3, 3]], [[3, 5, 4], [4, 4]]  # lengths of sentences by document, of sources and targets
 
 
@@ -140,12 +142,27 @@ def test_the_loss_is_the_attention_that_fairseq_computes(damping, monkeypatch):
         hidden = torch.zeros(seen.expand_as(near).shape, dtype=torch.float64).masked_fill(~seen, -torch.inf)
         layer = attention.layers[name]
         _, weights = nn.functional.multi_head_attention_forward(
-            query, key, key, layer.embed_dim, layer.num_heads, torch.empty(0),
-            torch.cat([layer.q_proj.bias, layer.k_proj.bias, layer.v_proj.bias]), None, None, False, 0.0, layer.out_proj.weight,
-            layer.out_proj.bias, False, attn_mask=hidden.repeat_interleave(layer.num_heads, 0), use_separate_proj_weight=True,
-            q_proj_weight=layer.q_proj.weight, k_proj_weight=layer.k_proj.weight, v_proj_weight=layer.v_proj.weight,
+            query,
+            key,
+            key,
+            layer.embed_dim,
+            layer.num_heads,
+            torch.empty(0),
+            torch.cat([layer.q_proj.bias, layer.k_proj.bias, layer.v_proj.bias]),
+            None,
+            None,
+            False,
+            0.0,
+            layer.out_proj.weight,
+            layer.out_proj.bias,
+            False,
+            attn_mask=hidden.repeat_interleave(layer.num_heads, 0),
+            use_separate_proj_weight=True,
+            q_proj_weight=layer.q_proj.weight,
+            k_proj_weight=layer.k_proj.weight,
+            v_proj_weight=layer.v_proj.weight,
             average_attn_weights=False,
-        )  # fmt: skip
+        )
         mass = (weights * near[:, None]).sum(3)
         symbols = (source if name.startswith("encoder") else prefix).ne(PAD)
         expected.append(-mass.log().transpose(1, 2)[symbols].mean())

@@ -148,10 +148,9 @@ def passes_with_hint(drafter, hint, output, length):
     return passes
 
 
-SUBWORDS = [
-    "<s>", "<pad>", "$", "<unk>", "w@@", "l@@", "al@@", "ks", "c@@", "ou@@", "ch", "a", "an", "the", "in", "on",
-    "is", "man", "men", "walk", "walks", "green", "room", "couch", ".",
-]  # fmt: skip
+SUBWORDS = """
+    <s> <pad> $ <unk> w@@ l@@ al@@ ks c@@ ou@@ ch a an the in on is man men walk walks green room couch .
+""".split()
 CONTINUED = [number for number, subword in enumerate(SUBWORDS) if subword.endswith("@@")]
 FACTS = PairFacts(SYMBOLS, COPIES, "", 0, subwords=SUBWORDS, continued=CONTINUED)
 

@@ -110,11 +110,28 @@ def html_file(draw):
 def markdown_inline(draw):
     parts = []
     for _ in range(draw.randint(1, 4)):
-        parts.append(draw.choice([
-            text(draw), text(draw, "\n"), f"**{sentence(draw)}**", "*go*", "`x = [1]`", "``a ` b``", "[the house](a.md 'it')",
-            "![A red house](a.png)", "<https://a.b/c>", "a \\* b", "R&amp;D", "[ref][]", "~~old~~", "<b>go</b>",
-            "snake_case", "one  \ntwo",
-        ]))  # fmt: skip
+        parts.append(
+            draw.choice(
+                [
+                    text(draw),
+                    text(draw, "\n"),
+                    f"**{sentence(draw)}**",
+                    "*go*",
+                    "`x = [1]`",
+                    "``a ` b``",
+                    "[the house](a.md 'it')",
+                    "![A red house](a.png)",
+                    "<https://a.b/c>",
+                    "a \\* b",
+                    "R&amp;D",
+                    "[ref][]",
+                    "~~old~~",
+                    "<b>go</b>",
+                    "snake_case",
+                    "one  \ntwo",
+                ]
+            )
+        )
     return " ".join(parts)
 
 
@@ -123,12 +140,25 @@ def markdown_file(draw):
     for _ in range(draw.randint(1, 7)):
         inner = markdown_inline(draw)
         flat = inner.replace("\n", " ")
-        blocks.append(draw.choice([
-            inner, f"# {flat}", f"## {flat} ##", "> " + inner.replace("\n", "\n> "), "- " + inner.replace("\n", "\n  "),
-            f"1. {flat}\n2. {flat}\n   - {flat}", "```\nSome code.\n```", "    Some code.", f"{flat}\n====",
-            f"| {sentence(draw)} | b |\n|---|---|\n| *c* | {sentence(draw)} |", "<div>\nSome HTML.\n</div>", "[ref]: http://a.b",
-            "***",
-        ]))  # fmt: skip
+        blocks.append(
+            draw.choice(
+                [
+                    inner,
+                    f"# {flat}",
+                    f"## {flat} ##",
+                    "> " + inner.replace("\n", "\n> "),
+                    "- " + inner.replace("\n", "\n  "),
+                    f"1. {flat}\n2. {flat}\n   - {flat}",
+                    "```\nSome code.\n```",
+                    "    Some code.",
+                    f"{flat}\n====",
+                    f"| {sentence(draw)} | b |\n|---|---|\n| *c* | {sentence(draw)} |",
+                    "<div>\nSome HTML.\n</div>",
+                    "[ref]: http://a.b",
+                    "***",
+                ]
+            )
+        )
     return draw.choice(["\n\n", "\n\n\n"]).join(blocks) + "\n" * draw.randint(0, 2)
 
 
@@ -169,11 +199,17 @@ def po_file(draw):
     entries = ['msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"']
     for n in range(draw.randint(1, 6)):
         body = f"{quoted(f'{n} ' + text(draw))}"
-        entries.append(draw.choice([
-            f"#: a.c:{n}\n#, c-format\nmsgid {body}\nmsgstr \"\"", f"msgctxt \"x\"\nmsgid \"\"\n{body}\n\"\\n\"\nmsgstr \"\"",
-            f"msgid {body}\nmsgstr \"fini\"", f"#~ msgid {body}\n#~ msgstr \"\"",
-            f"msgid {body}\nmsgid_plural {body}\nmsgstr[0] \"\"\nmsgstr[1] \"\"",
-        ]))  # fmt: skip
+        entries.append(
+            draw.choice(
+                [
+                    f'#: a.c:{n}\n#, c-format\nmsgid {body}\nmsgstr ""',
+                    f'msgctxt "x"\nmsgid ""\n{body}\n"\\n"\nmsgstr ""',
+                    f'msgid {body}\nmsgstr "fini"',
+                    f'#~ msgid {body}\n#~ msgstr ""',
+                    f'msgid {body}\nmsgid_plural {body}\nmsgstr[0] ""\nmsgstr[1] ""',
+                ]
+            )
+        )
     return "\n\n".join(entries) + "\n"
 
 
@@ -188,15 +224,23 @@ def xliff_file(draw):
         units.append(f'  <trans-unit id="{n}">\n    <source>{source}</source>{target}\n    <note>A note</note>\n  </trans-unit>')
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n<xliff version="1.2"><file source-language="en"><body>\n'
-        + "\n".join(units) + "\n</body></file></xliff>\n"
-    )  # fmt: skip
+        + "\n".join(units)
+        + "\n</body></file></xliff>\n"
+    )
 
 
 MAKERS = {
-    "txt": lambda draw: "\n".join(draw.choice([text(draw), "", "  indented\t", "12"]) for _ in range(5)), "md": markdown_file,
-    "html": html_file, "po": po_file, "xlf": xliff_file, "json": json_file, "srt": lambda draw: subtitles(draw, False),
-    "vtt": lambda draw: subtitles(draw, True), "csv": lambda draw: table(draw, ","), "tsv": lambda draw: table(draw, "\t"),
-}  # fmt: skip
+    "txt": lambda draw: "\n".join(draw.choice([text(draw), "", "  indented\t", "12"]) for _ in range(5)),
+    "md": markdown_file,
+    "html": html_file,
+    "po": po_file,
+    "xlf": xliff_file,
+    "json": json_file,
+    "srt": lambda draw: subtitles(draw, False),
+    "vtt": lambda draw: subtitles(draw, True),
+    "csv": lambda draw: table(draw, ","),
+    "tsv": lambda draw: table(draw, "\t"),
+}
 
 
 def cases(name, count=60):
@@ -263,8 +307,10 @@ def test_xliff_targets_are_well_formed():
 
     for source in cases("xlf"):
         for unit in ElementTree.fromstring(translated(source, "xlf", lambda line: line[::-1])).iter("trans-unit"):
-            texts = [sorted((each.tag, *each.attrib.values()) for each in unit.find(side).iter() if each.tag != side)
-                     for side in ("source", "target")]  # fmt: skip
+            texts = [
+                sorted((each.tag, *each.attrib.values()) for each in unit.find(side).iter() if each.tag != side)
+                for side in ("source", "target")
+            ]
             assert unit.find("target").text == "fini" or texts[0] == texts[1]
 
 
@@ -507,7 +553,7 @@ HOSTILE = {
     "PO of many forms": ("po", 'msgid "a"\nmsgid_plural "b"\n' + "".join(f'msgstr[{n}] ""\n' for n in range(99)), "plural forms"),
     "no PO": ("po", 'msgid "a"\nmsgstr "b"c"\n', "not a PO file"),
     "a path as PO": ("po", "/etc/passwd", "not a PO file"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", HOSTILE)
@@ -637,20 +683,23 @@ def test_lines_of_markup(demo, tmp_path, capfd):
     assert capfd.readouterr().out == f"{german}\n\n{cat}\n"
 
 
-@pytest.mark.parametrize("options, said", [
-    (["a.po", "b.po", "-o", "c"], "--output must be a folder"),
-    (["a.po", "x/a.po", "-o", "c/"], "two files of one name"),
-    (["a.po", "--format", "json"], "--format cannot be combined"),
-    (["a.txt", "--min-confidence", "0.5"], "--min-confidence is for"),
-    (["a.po", "--min-confidence", "2"], "not between 0 and 1"),
-    (["a.po", "--beam", "2", "--nbest", "2"], "cannot be combined"),
-    (["a.po", "--num-samples", "2", "--sampling"], "--sampling cannot be combined with files of other formats"),
-    (["a", "--markup", "html", "--sampling"], "--sampling cannot be combined with --markup"),
-    (["-o", "/tmp/"], "name the input files"),
-    (["a.po", "--resume", "-o", "b.po"], "--resume cannot be combined"),
-    (["a.txt", "a.po", "--windows", "sentence", "-o", "c/"], "--windows cannot be combined with files of other formats"),
-    (["a.txt", "--windows", "sentence", "--markup", "xml"], "--windows cannot be combined with --markup"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["a.po", "b.po", "-o", "c"], "--output must be a folder"),
+        (["a.po", "x/a.po", "-o", "c/"], "two files of one name"),
+        (["a.po", "--format", "json"], "--format cannot be combined"),
+        (["a.txt", "--min-confidence", "0.5"], "--min-confidence is for"),
+        (["a.po", "--min-confidence", "2"], "not between 0 and 1"),
+        (["a.po", "--beam", "2", "--nbest", "2"], "cannot be combined"),
+        (["a.po", "--num-samples", "2", "--sampling"], "--sampling cannot be combined with files of other formats"),
+        (["a", "--markup", "html", "--sampling"], "--sampling cannot be combined with --markup"),
+        (["-o", "/tmp/"], "name the input files"),
+        (["a.po", "--resume", "-o", "b.po"], "--resume cannot be combined"),
+        (["a.txt", "a.po", "--windows", "sentence", "-o", "c/"], "--windows cannot be combined with files of other formats"),
+        (["a.txt", "--windows", "sentence", "--markup", "xml"], "--windows cannot be combined with --markup"),
+    ],
+)
 def test_options_that_files_do_not_have(options, said, capfd):
     assert translate.main(["--model", "data/demo.en-de", *options]) == 2
     assert said in capfd.readouterr().err

@@ -165,9 +165,13 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(tmp_path):
         port = str(busy.getsockname()[1])
         given = [[command, [port if each == "BUSY" else each for each in arguments]] for command, arguments, _ in REFUSED]
         result = subprocess.run(
-            [sys.executable, "-c", RUNNER], input=json.dumps(given), capture_output=True, text=True, cwd=tmp_path,
+            [sys.executable, "-c", RUNNER],
+            input=json.dumps(given),
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+        )
     assert result.returncode == 0, result.stderr
     for (command, arguments, said), (status, err) in zip(REFUSED, json.loads(result.stdout), strict=True):
         assert status == 1 and "error: " in err and said in err and err.count("\n") == 1, (command, arguments, err)
@@ -198,9 +202,13 @@ def test_completion(command, line, expected, tmp_path):
     pytest.importorskip("argcomplete")
     output = tmp_path / "completions"
     environment = {
-        "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\v", "_ARGCOMPLETE_STDOUT_FILENAME": str(output), "_ARGCOMPLETE_SHELL": "zsh",
-        "COMP_LINE": line, "COMP_POINT": str(len(line)),
-    }  # fmt: skip
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\v",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(output),
+        "_ARGCOMPLETE_SHELL": "zsh",
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+    }
     result = run_python("-X", "importtime", "-m", f"specdec_plugins.commands.{command}", **environment)
     assert [each.partition(":")[0].strip() for each in output.read_text().split("\v")] == expected
     assert "| torch\n" not in result.stderr

@@ -34,9 +34,17 @@ DEMO = ROOT / "data" / "demo.en-de"
 WORDS = 20
 SIZE = WORDS + 4
 SIDE = side_of(
-    layers=2, heads=2, width=16, inner_width=24, prenorm=False, final_norm=False, embedding_norm=False, embedding_scale=4.0,
-    max_positions=30, position_offset=2,
-)  # fmt: skip
+    layers=2,
+    heads=2,
+    width=16,
+    inner_width=24,
+    prenorm=False,
+    final_norm=False,
+    embedding_norm=False,
+    embedding_scale=4.0,
+    max_positions=30,
+    position_offset=2,
+)
 PLAIN = ModelSpec(SIDE, SIDE)
 PRENORM = altered(SIDE, prenorm=True, final_norm=True)
 SPECS = {
@@ -57,11 +65,16 @@ SPECS = {
         PLAIN, encoder=altered(SIDE, embedding_norm=True), decoder=altered(PRENORM, embedding_norm=True), zero_start=True
     ),
     "marian": altered(
-        PLAIN, encoder=altered(SIDE, position_offset=0), decoder=altered(SIDE, position_offset=0, layers=1), activation="swish",
-        output_bias=True, zero_start=True, symbols=Symbols(pad=23, eos=0, start=23, mask=1),
+        PLAIN,
+        encoder=altered(SIDE, position_offset=0),
+        decoder=altered(SIDE, position_offset=0, layers=1),
+        activation="swish",
+        output_bias=True,
+        zero_start=True,
+        symbols=Symbols(pad=23, eos=0, start=23, mask=1),
     ),
     "other widths": altered(PLAIN, encoder=altered(SIDE, width=24, heads=3, layers=1, inner_width=12)),
-}  # fmt: skip
+}
 WIDE = {"width": 64, "heads": 2, "inner_width": 96}
 
 
@@ -69,10 +82,12 @@ def cases(seed, symbols, rows=4):
     """Sources and targets of different lengths."""
     rng = random.Random(seed)
     return [
-        ([*(rng.randrange(4, SIZE) for _ in range(rng.randrange(9))), symbols.eos],
-         [rng.randrange(4, SIZE) for _ in range(length)])
+        (
+            [*(rng.randrange(4, SIZE) for _ in range(rng.randrange(9))), symbols.eos],
+            [rng.randrange(4, SIZE) for _ in range(length)],
+        )
         for length in rng.sample(range(12), rows)
-    ]  # fmt: skip
+    ]
 
 
 def read_twice(model, pairs, start):
@@ -140,8 +155,12 @@ def test_what_cannot_be_a_model_is_said_at_once():
         "special tokens must not be negative",
     )
     assert all(each in str(caught.value) for each in named)
-    for change in ({"layers": 10**9}, {"width": 1 << 20, "heads": 1}, {"max_positions": 10**9}, {"max_positions": 1 << 19,
-                   "width": 1 << 10}):  # fmt: skip
+    for change in (
+        {"layers": 10**9},
+        {"width": 1 << 20, "heads": 1},
+        {"max_positions": 10**9},
+        {"max_positions": 1 << 19, "width": 1 << 10},
+    ):
         with pytest.raises(ValueError, match="decoder: "):
             replace(PLAIN, decoder=altered(SIDE, **change))
 
@@ -155,9 +174,13 @@ def state_of(model, args, **more):
 
 def test_settings_become_a_spec():
     changes = {
-        "encoder_learned_pos": True, "activation_fn": "gelu_fast", "decoder_normalize_before": True, "max_source_positions": 40,
-        "decoder_layers": 3, "layernorm_embedding": True,
-    }  # fmt: skip
+        "encoder_learned_pos": True,
+        "activation_fn": "gelu_fast",
+        "decoder_normalize_before": True,
+        "max_source_positions": 40,
+        "decoder_layers": 3,
+        "layernorm_embedding": True,
+    }
     model, args = make_verifier(words=WORDS, **changes)
     found = fairseq.read(state_of(model, args), "x")
     shared = {
@@ -215,14 +238,19 @@ def test_every_option_of_fairseqs_training_is_known():
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
     from fairseq.registry import REGISTRIES
 
-    arguments = ["data", "--arch", "transformer", "--criterion", "label_smoothed_cross_entropy", "--optimizer", "adam",
-                 "--lr-scheduler", "inverse_sqrt", "--task", "translation"]  # fmt: skip
+    arguments = """
+        data --arch transformer --criterion label_smoothed_cross_entropy --optimizer adam --lr-scheduler inverse_sqrt
+        --task translation
+    """.split()
     args = vars(options.parse_args_and_arch(options.get_training_parser(), arguments))
     assert "no_progress_bar" in args and "no_cross_attention" in args
     for arch, complete in ARCH_CONFIG_REGISTRY.items():
         if arch.split("_")[0] in fairseq.ARCHITECTURES and ARCH_MODEL_REGISTRY[arch].__name__ in (
-            "TransformerModel", "BARTModel", "BlockDrafterModel", "CausalBlockDrafterModel",
-        ):  # fmt: skip
+            "TransformerModel",
+            "BARTModel",
+            "BlockDrafterModel",
+            "CausalBlockDrafterModel",
+        ):
             parser = argparse.ArgumentParser(conflict_handler="resolve")
             ARCH_MODEL_REGISTRY[arch].add_args(parser)
             settings = argparse.Namespace(arch=arch)
@@ -295,8 +323,17 @@ def test_what_fairseq_does_not_compute_is_said_at_once():
     spec = replace(SPECS["marian"], encoder=replace(SPECS["two scales"].encoder, final_norm=True), forced=(3,))
     with pytest.raises(ValueError, match="fairseq's Transformer does not compute") as caught:
         fairseq.checkpoint_of(random_model(spec, SIZE, SIZE))
-    named = ("swish", "output bias", "zero embedding", "start token", "pad and eos as 23 and 0", "forced", "scaled",
-             "positions of the decoder from row 0", "the encoder's last layer")  # fmt: skip
+    named = (
+        "swish",
+        "output bias",
+        "zero embedding",
+        "start token",
+        "pad and eos as 23 and 0",
+        "forced",
+        "scaled",
+        "positions of the decoder from row 0",
+        "the encoder's last layer",
+    )
     assert all(each in str(caught.value) for each in named)
 
 
@@ -313,16 +350,28 @@ def dictionary(folder, name, words=WORDS):
 def pair(tmp_path):
     """A verifier with everything that fairseq has not, and a causal drafter that shares its encoder."""
     spec = altered(
-        PLAIN, encoder=replace(SIDE, max_positions=20), decoder=replace(SIDE, max_positions=28), activation="swish",
-        output_bias=True, zero_start=True, symbols=Symbols(start=9), forced=(5,), suppressed=(6, 7),
-    )  # fmt: skip
+        PLAIN,
+        encoder=replace(SIDE, max_positions=20),
+        decoder=replace(SIDE, max_positions=28),
+        activation="swish",
+        output_bias=True,
+        zero_start=True,
+        symbols=Symbols(start=9),
+        forced=(5,),
+        suppressed=(6, 7),
+    )
     verifier = random_model(spec, SIZE, SIZE, spare=0)
     tensors = {name: tensor.float() for name, tensor in verifier.tensors.items()}
     tensors["encoder.embed_positions.weight"] = sinusoidal_table(spec.encoder)
     tensors["decoder.embed_tokens.weight"] = tensors["decoder.output_projection.weight"] = tensors["encoder.embed_tokens.weight"]
     verifier = Model(spec, tensors)
-    drafter = fairseq.read(state_of(make_drafter(words=WORDS, dtype=torch.float32, arch="block_causal", successor_width=8),
-                                    model_settings(arch="block_causal", successor_width=8)), "x")  # fmt: skip
+    drafter = fairseq.read(
+        state_of(
+            make_drafter(words=WORDS, dtype=torch.float32, arch="block_causal", successor_width=8),
+            model_settings(arch="block_causal", successor_width=8),
+        ),
+        "x",
+    )
     shared = {name: tensor for name, tensor in tensors.items() if name.startswith("encoder.layers.")}
     drafter = replace(drafter, tensors={**drafter.tensors, **shared}, block_size=6, verifier=fingerprint(verifier))
     (tmp_path / "d").mkdir()
@@ -438,7 +487,7 @@ DAMAGES = {
     "weights without a place here: alien": lambda c: c["verifier"]["aliases"].update(alien="encoder.embed_tokens.weight"),
     "missing weights: encoder.layers.2": lambda c: c["verifier"]["spec"]["encoder"].update(layers=3),
     "the verifier's start token 99 is outside": lambda c: c["verifier"]["spec"]["symbols"].update(start=99),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("code", ["mod.evil:drafter", "evil:drafter", "mod:drafter"])

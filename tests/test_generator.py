@@ -32,10 +32,20 @@ def pair(toy_data, tmp_path_factory):
 
 def generate(toy_data, verifier, *options, task="translation_lev_modified", check=True, **environment):
     return run_fairseq(
-        "generate", toy_data / "bin", "--user-dir", ROOT / "specdec_plugins", "--cpu", "--task", task, "--path", verifier,
-        "--batch-size", 7, "--required-batch-size-multiple", 1, "--max-len-a", 1.1, "--max-len-b", 3, *options,
-        check=check, **environment,
-    )  # fmt: skip
+        "generate",
+        toy_data / "bin",
+        "--user-dir",
+        ROOT / "specdec_plugins",
+        "--cpu",
+        "--task",
+        task,
+        "--path",
+        verifier,
+        *"--batch-size 7 --required-batch-size-multiple 1 --max-len-a 1.1 --max-len-b 3".split(),
+        *options,
+        check=check,
+        **environment,
+    )
 
 
 def lines(result, kinds="STHDP"):
@@ -82,9 +92,14 @@ def check_searches(stock, ours, count):
 
 @pytest.mark.parametrize(
     "options",
-    ["", "--beam 1", "--beam 4 --nbest 2 --lenpen 0.6 --unkpen 0.5 --min-len 3", "--nbest 5 --unnormalized --prefix-size 2",
-     "--beam 3 --max-len-a 0 --max-len-b 4 --prefix-size 30"],
-)  # fmt: skip
+    [
+        "",
+        "--beam 1",
+        "--beam 4 --nbest 2 --lenpen 0.6 --unkpen 0.5 --min-len 3",
+        "--nbest 5 --unnormalized --prefix-size 2",
+        "--beam 3 --max-len-a 0 --max-len-b 4 --prefix-size 30",
+    ],
+)
 def test_generate_searches_as_fairseq(toy_data, pair, options):
     both = (generate(toy_data, pair[0], *options.split(), task=task) for task in ("translation", "translation_lev_modified"))
     nbest = re.search(r"--nbest (\d)", options)
@@ -108,9 +123,14 @@ def test_searches_on_the_shipped_pair_are_fairseqs(flags):
     tokens = torch.tensor([[built.dictionaries[0].pad()] * (width - len(source)) + source for source in sources])
     sample = {"net_input": {"src_tokens": tokens, "src_lengths": torch.tensor([*map(len, sources)])}}
     stock = SequenceGenerator(
-        [built.model], built.dictionaries[1], options.beam, options.max_len_a, options.max_len_b, min_len=options.min_len,
+        [built.model],
+        built.dictionaries[1],
+        options.beam,
+        options.max_len_a,
+        options.max_len_b,
+        min_len=options.min_len,
         len_penalty=options.lenpen,
-    )  # fmt: skip
+    )
     ours = BeamGenerator([built.model], built.dictionaries, options).generate([built.model], sample)
     for found, expected in zip(ours, stock.generate([built.model], sample)):
         assert len(found) == options.nbest
@@ -143,10 +163,17 @@ def test_interactive(toy_data, pair, tmp_path):
     verifier, drafter = pair
     source = toy_data / "bpe" / "test.xa"
     command = [
-        "interactive", toy_data / "bin", "-s", "xa", "-t", "xb", "--user-dir", ROOT / "specdec_plugins",
-        "--cpu", "--path", verifier, "--input", source, "--buffer-size", 20, "--batch-size", 8, "--beam", 1, "--max-len-b", 20,
-        "--required-batch-size-multiple", 1,
-    ]  # fmt: skip
+        "interactive",
+        toy_data / "bin",
+        *"-s xa -t xb --user-dir".split(),
+        ROOT / "specdec_plugins",
+        "--cpu",
+        "--path",
+        verifier,
+        "--input",
+        source,
+        *"--buffer-size 20 --batch-size 8 --beam 1 --max-len-b 20 --required-batch-size-multiple 1".split(),
+    ]
     ours = ["--task", "translation_lev_modified"]
     drafted = [*ours, "--drafter-path", drafter, "--beta", 1]
     outputs = [run_fairseq(*command, *options) for options in (["--task", "translation"], ours, drafted)]
@@ -167,11 +194,13 @@ def test_tolerance_reaches_the_rule(toy_data, pair):
     ("options", "named"),
     [
         ("--nbest 2 --beam 2 --unkpen 1", ["--beam 2", "--nbest 2", "--unkpen 1"]),
-        ("--nbest 2 --beam 2 --sampling --beta 3 --match-source-len",
-         ["--match-source-len True", "--beta 3 together with --sampling", "--beta 3 without --tau"]),
+        (
+            "--nbest 2 --beam 2 --sampling --beta 3 --match-source-len",
+            ["--match-source-len True", "--beta 3 together with --sampling", "--beta 3 without --tau"],
+        ),
         ("--temperature 0.5 --retain-dropout", ["--temperature 0.5", "--retain-dropout True"]),
     ],
-)  # fmt: skip
+)
 def test_unsupported_options_are_named_together(options, named):
     parsed = generation_options(options.replace("--beta 3", ""))
     with pytest.raises(ValueError, match="--drafter-path cannot be combined with") as error:

@@ -116,8 +116,12 @@ def test_recorded_passes_are_eager_passes(code, dtype, device):
     found = []
     for runner in (Rounding(), recorder(device)):
         roles = loaded(tiny(code), device, dtype, runner)
-        found.append([decode(*roles, sources, limits, block, rows, device=device)
-                      for block, rows in ((5, 1), ([3, 0, 7], 9), (0, 4), (5, 1))])  # fmt: skip
+        found.append(
+            [
+                decode(*roles, sources, limits, block, rows, device=device)
+                for block, rows in ((5, 1), ([3, 0, 7], 9), (0, 4), (5, 1))
+            ]
+        )
     assert runner.record is not None and len(runner.known) > 10, "it gave up recording"
     for (eager, counts), (recorded, others) in zip(*found):
         assert tokens(recorded) == tokens(eager) and counts.lengths == others.lengths and counts.accepted == others.accepted

@@ -24,13 +24,20 @@ transformers = pytest.importorskip("transformers", reason="compares with transfo
 pytest.importorskip("sentencepiece")
 CORPORA = Path(os.environ.get("SPECDEC_CORPORA", "none"))
 KINDS = {
-    "marian": (hf_text.marian, {}), "marian-many": (hf_text.marian, {"kind": "bpe", "codes": (">>fra<<", ">>deu<<", ">>xyz<<")}),
-    "marian-separate": (hf_text.marian, {"separate": True}), "m2m100": (hf_text.m2m100, {}),
-    "marian-clean": (hf_text.marian, {"clean_up_tokenization_spaces": True}), "nllb": (hf_text.nllb, {}),
+    "marian": (hf_text.marian, {}),
+    "marian-many": (hf_text.marian, {"kind": "bpe", "codes": (">>fra<<", ">>deu<<", ">>xyz<<")}),
+    "marian-separate": (hf_text.marian, {"separate": True}),
+    "m2m100": (hf_text.m2m100, {}),
+    "marian-clean": (hf_text.marian, {"clean_up_tokenization_spaces": True}),
+    "nllb": (hf_text.nllb, {}),
     "nllb-legacy": (hf_text.nllb, {"legacy": True, "table": False, "clean_up_tokenization_spaces": True}),
-    "mbart": (hf_text.mbart, {}), "mbart50": (hf_text.mbart, {"fifty": True}), "pegasus": (hf_text.pegasus, {}),
-    "pegasus-plain": (hf_text.pegasus, {"table": False}), "bart": (hf_text.bart, {}),
-    "mbart-model": (hf_text.mbart, {"model_only": True}), "mbart50-model": (hf_text.mbart, {"fifty": True, "model_only": True}),
+    "mbart": (hf_text.mbart, {}),
+    "mbart50": (hf_text.mbart, {"fifty": True}),
+    "pegasus": (hf_text.pegasus, {}),
+    "pegasus-plain": (hf_text.pegasus, {"table": False}),
+    "bart": (hf_text.bart, {}),
+    "mbart-model": (hf_text.mbart, {"model_only": True}),
+    "mbart50-model": (hf_text.mbart, {"fifty": True, "model_only": True}),
     "pegasus-model": (hf_text.pegasus, {"model_only": True}),
     "bart-files": (hf_text.bart, {"files": True, "add_prefix_space": True}),
     "t5": (hf_text.t5, {}), "t5-plain": (hf_text.t5, {"table": False, "clean_up_tokenization_spaces": True}),
@@ -119,9 +126,12 @@ def test_folders_of_version_4(folders, tmp_path, kind):
     content = json.loads((folder / "tokenizer.json").read_text())
     table = [each for each in (content["normalizer"] or {}).get("normalizers", []) if each["type"] == "Precompiled"]
     strip = {"type": "Strip", "strip_left": True, "strip_right": True}
-    content |= {"normalizer": {"type": "Sequence", "normalizers": [*table, strip, {"type": "Lowercase"}]}, "pre_tokenizer": None,
-                "truncation": {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0},
-                "decoder": None}  # fmt: skip
+    content |= {
+        "normalizer": {"type": "Sequence", "normalizers": [*table, strip, {"type": "Lowercase"}]},
+        "pre_tokenizer": None,
+        "truncation": {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0},
+        "decoder": None,
+    }
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     added = {str(each.pop("id")): each for each in json.loads(json.dumps(content["added_tokens"]))}
     for more in ({"added_tokens_decoder": added}, {}):
@@ -281,21 +291,19 @@ def test_default_languages(tmp_path):
 
 
 def test_codes_of_other_standards():
-    nllb = [
-        "fra_Latn",
-        "arb_Arab",
-        "acm_Arab",
-        "zho_Hans",
-        "zho_Hant",
-        "pes_Arab",
-        "prs_Arab",
-        "swh_Latn",
-        "deu_Latn",
-        "kas_Arab",
-        "kas_Deva",
-    ]
-    for asked, code in {"fr": "fra_Latn", "fra": "fra_Latn", "FR": "fra_Latn", "sw": "swh_Latn", "zh-Hant": "zho_Hant",
-                        "de_DE": "deu_Latn", "kas_deva": "kas_Deva", "arb": "arb_Arab"}.items():  # fmt: skip
+    nllb = """
+        fra_Latn arb_Arab acm_Arab zho_Hans zho_Hant pes_Arab prs_Arab swh_Latn deu_Latn kas_Arab kas_Deva
+    """.split()
+    for asked, code in {
+        "fr": "fra_Latn",
+        "fra": "fra_Latn",
+        "FR": "fra_Latn",
+        "sw": "swh_Latn",
+        "zh-Hant": "zho_Hant",
+        "de_DE": "deu_Latn",
+        "kas_deva": "kas_Deva",
+        "arb": "arb_Arab",
+    }.items():
         assert language(asked, nllb, "languages") == code
     for asked, several in {"zh": "zho_Hans or zho_Hant", "fa": "pes_Arab or prs_Arab", "ar": "acm_Arab or arb_Arab"}.items():
         with pytest.raises(ValueError, match=f"may be {several}"):
@@ -313,8 +321,12 @@ def test_tokens_that_folders_add(folders, tmp_path):
     token = {"content": "<x>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False, "special": True}
     config = hf_text.marian(tmp_path / "m", additional_special_tokens=["<y>"])
     size = config["vocab_size"]
-    added = {"1": {**token, "content": "<unk>", "lstrip": False}, "0": {**token, "content": "</s>", "lstrip": False},
-             str(size): token, str(size + 1): {**token, "content": "Dog", "special": False, "rstrip": True}}  # fmt: skip
+    added = {
+        "1": {**token, "content": "<unk>", "lstrip": False},
+        "0": {**token, "content": "</s>", "lstrip": False},
+        str(size): token,
+        str(size + 1): {**token, "content": "Dog", "special": False, "rstrip": True},
+    }
     settings = {"source_lang": "en", "target_lang": "de", "added_tokens_decoder": added, "extra_special_tokens": ["<y>", "The"]}
     hf_text.write(tmp_path / "m", tokenizer_config=settings)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")

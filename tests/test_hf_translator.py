@@ -11,9 +11,16 @@ from specdec_plugins.translator import SourceTooLong, Translator
 pytest.importorskip("transformers", reason="compares with transformers")
 pytest.importorskip("sentencepiece")
 SMALL = {
-    "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 64, "init_std": 0.5,
-}  # fmt: skip
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "max_position_embeddings": 64,
+    "init_std": 0.5,
+}
 LINES = ["The quick brown fox", "", "Le chat est assis.", "Ein Hund läuft über die Straße", "日本語 の 犬"]
 
 

@@ -41,9 +41,16 @@ from specdec_plugins.translator import Translator
 
 SIZE = 48
 SMALL = {
-    "vocab_size": SIZE, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 32, "max_position_embeddings": 40,
-}  # fmt: skip
+    "vocab_size": SIZE,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 32,
+    "max_position_embeddings": 40,
+}
 MARIAN = {**SMALL, "pad_token_id": SIZE - 1, "decoder_start_token_id": SIZE - 1, "eos_token_id": 0, "forced_eos_token_id": 0}
 PEGASUS = {**SMALL, "pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1, "forced_eos_token_id": 1}
 T5 = {
@@ -65,13 +72,32 @@ GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "untie
 CASES = {  # class, changes of its config, generation config
     "marian": ("Marian", {"activation_function": "swish", "scale_embedding": True}, OPUS),
     "marian, separate": ("Marian", {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": SIZE}, OPUS),
-    "marian, other sizes": ("Marian", {"share_encoder_decoder_embeddings": False, "vocab_size": SIZE + 5,
-                                       "decoder_vocab_size": SIZE, "activation_function": "gelu_new"}, OPUS),
-    "marian, separate, untied": ("Marian", {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": SIZE,
-                                            "tie_word_embeddings": False, "activation_function": "relu"}, OPUS),
+    "marian, other sizes": (
+        "Marian",
+        {
+            "share_encoder_decoder_embeddings": False,
+            "vocab_size": SIZE + 5,
+            "decoder_vocab_size": SIZE,
+            "activation_function": "gelu_new",
+        },
+        OPUS,
+    ),
+    "marian, separate, untied": (
+        "Marian",
+        {
+            "share_encoder_decoder_embeddings": False,
+            "decoder_vocab_size": SIZE,
+            "tie_word_embeddings": False,
+            "activation_function": "relu",
+        },
+        OPUS,
+    ),
     "m2m100": ("M2M100", {}, {"forced_bos_token_id": 7, "suppress_tokens": [1]}),
-    "m2m100, untied": ("M2M100", {"tie_word_embeddings": False, "scale_embedding": False, "activation_function": "silu"},
-                        {"suppress_tokens": [1]}),
+    "m2m100, untied": (
+        "M2M100",
+        {"tie_word_embeddings": False, "scale_embedding": False, "activation_function": "silu"},
+        {"suppress_tokens": [1]},
+    ),
     "bart": ("Bart", {}, {"forced_bos_token_id": 0, "forced_eos_token_id": 2, "no_repeat_ngram_size": 3, "min_length": 6}),
     "bart, scaled, untied": ("Bart", {"scale_embedding": True, "tie_word_embeddings": False}, {"suppress_tokens": [5, 9]}),
     "mbart": ("MBart", {"decoder_start_token_id": 2, "scale_embedding": True}, {"forced_bos_token_id": 40, "num_beams": 5}),
@@ -185,9 +211,7 @@ def test_logits_are_those_of_transformers(case):
         targets.append(rng.choices(range(3, SIZE - 1), k=150))
     targets = [[start_of(model), *(token for token in row if token != model.config.pad_token_id)] for row in targets]
     with torch.no_grad():
-        wanted = model(
-            **padded(sources, model.config.pad_token_id), decoder_input_ids=padded(targets, 3)["input_ids"]
-        ).logits  # fmt: skip
+        wanted = model(**padded(sources, model.config.pad_token_id), decoder_input_ids=padded(targets, 3)["input_ids"]).logits
     verifier = ModelVerifier(ours)
     state = verifier.start(len(sources))
     verifier.admit(state, Source(sources, ours.spec.symbols))
@@ -203,9 +227,11 @@ def test_greedy_outputs_are_those_of_generate(case):
     for settings, options in (
         ({}, {}),
         ({"no_repeat_ngram_size": 2}, {"no_repeat_ngram_size": 2}),
-        ({"no_repeat_ngram_size": 3, "max_len_b": 7, "min_len": 2},
-         {"no_repeat_ngram_size": 3, "max_length": 8 + ends, "min_length": 3}),
-    ):  # fmt: skip
+        (
+            {"no_repeat_ngram_size": 3, "max_len_b": 7, "min_len": 2},
+            {"no_repeat_ngram_size": 3, "max_length": 8 + ends, "min_length": 3},
+        ),
+    ):
         wanted = generated(model, sources, **options)
         found = decoded(pair, sources, strategy="ar", dtype="float64", **settings)
         assert not options or len({tuple(row) for row in wanted}) > 5
@@ -260,9 +286,14 @@ def test_searches_are_those_of_generate(case, stopping):
 def test_without_drafts_the_beam_is_the_models(plain, caplog):
     pair = pair_of(read_model(plain[0])[0])
     for expected, settings in (
-        (4, {"strategy": "ar"}), (4, {}), (None, {"draft_with": "ngram"}), (None, {"strategy": "ar", "beam": 1}),
-        (2, {"strategy": "ar", "beam": 2}), (3, {"draft_with": "ngram", "beam": 3}), (None, {"strategy": "ar", "sampling": True}),
-    ):  # fmt: skip
+        (4, {"strategy": "ar"}),
+        (4, {}),
+        (None, {"draft_with": "ngram"}),
+        (None, {"strategy": "ar", "beam": 1}),
+        (2, {"strategy": "ar", "beam": 2}),
+        (3, {"draft_with": "ngram", "beam": 3}),
+        (None, {"strategy": "ar", "sampling": True}),
+    ):
         caplog.clear()
         beam = Engine(pair, Settings(threads=1, **settings)).beam
         assert (beam and beam.size) == expected
@@ -415,12 +446,18 @@ def test_weights_are_found_in_every_kind_of_file(plain, tmp_path):
         "old": lambda to: torch.save(state, to / "pytorch_model.bin", _use_new_zipfile_serialization=False),
         "half": lambda to: deepcopy(model).half().save_pretrained(to),
         "shards": lambda to: model.save_pretrained(to, max_shard_size="40KB"),
-        "bin shards": lambda to: [torch.save({name: state[name] for name in part}, to / f"pytorch_model-{n}.bin")
-                                  for n, part in enumerate((names[:9], names[9:]))]
-        + [(to / "pytorch_model.bin.index.json").write_text(
-            json.dumps({"weight_map": {name: f"pytorch_model-{int(n >= 9)}.bin" for n, name in enumerate(names)}})
-        )],
-    }  # fmt: skip
+        "bin shards": lambda to: (
+            [
+                torch.save({name: state[name] for name in part}, to / f"pytorch_model-{n}.bin")
+                for n, part in enumerate((names[:9], names[9:]))
+            ]
+            + [
+                (to / "pytorch_model.bin.index.json").write_text(
+                    json.dumps({"weight_map": {name: f"pytorch_model-{int(n >= 9)}.bin" for n, name in enumerate(names)}})
+                )
+            ]
+        ),
+    }
     for kind, save in kinds.items():
         to = tmp_path / kind
         to.mkdir()
@@ -538,10 +575,12 @@ HOSTILE = [
     (ASKS(early_stopping="soon"), "early_stopping 'soon' is not supported"),
     (ASKS(early_stopping=1), "generation_config.json: early_stopping 1 is not supported; only true, false or never"),
     (ASKS(no_repeat_ngram_size=1), "no_repeat_ngram_size 1 is not supported"),
-    (ASKS(do_sample=True, repetition_penalty=1.2, novel_setting=3),
-     "do_sample True is not supported; only False; generation_config.json: repetition_penalty 1.2 is not supported; only 1; "
-     "generation_config.json: unknown setting 'novel_setting'"),
-]  # fmt: skip
+    (
+        ASKS(do_sample=True, repetition_penalty=1.2, novel_setting=3),
+        "do_sample True is not supported; only False; generation_config.json: repetition_penalty 1.2 is not supported; only 1; "
+        "generation_config.json: unknown setting 'novel_setting'",
+    ),
+]
 
 
 @pytest.mark.parametrize(("change", "message"), HOSTILE, ids=lambda value: value[:40] if isinstance(value, str) else "")
@@ -707,8 +746,15 @@ def test_settings_without_a_file_of_their_own_count(plain, tmp_path):
     """As before version 4.27: in config.json."""
     shutil.copytree(plain[0], tmp_path / "folder")
     (tmp_path / "folder" / "generation_config.json").unlink()
-    old = {"max_length": 142, "min_length": 56, "no_repeat_ngram_size": 3, "num_beams": 4, "length_penalty": 2.0,
-           "early_stopping": True, "force_bos_token_to_be_generated": True}  # fmt: skip
+    old = {
+        "max_length": 142,
+        "min_length": 56,
+        "no_repeat_ngram_size": 3,
+        "num_beams": 4,
+        "length_penalty": 2.0,
+        "early_stopping": True,
+        "force_bos_token_to_be_generated": True,
+    }
     changed("config.json", **old)(tmp_path / "folder")
     spec = read_model(tmp_path / "folder")[0].spec
     assert spec.outputs == OutputRules("huggingface", True, 140, 55, 3, 4, 2.0, "true") and spec.forced == (0,)

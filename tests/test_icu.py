@@ -103,10 +103,16 @@ def test_numbers_and_apostrophes():
 
 
 MALFORMED = [
-    "{n, plural, one {a file} other {files}", "{n, plural, one {a file", "{n, plural, }", "{n, select, a b {c}}",
-    "{n, plural, one {a {b}}", "{n, plural, one {<p>a</p>}", "{n, plural, one " * 3_000, "{n, select, a {b}}" * 3_000,
+    "{n, plural, one {a file} other {files}",
+    "{n, plural, one {a file",
+    "{n, plural, }",
+    "{n, select, a b {c}}",
+    "{n, plural, one {a {b}}",
+    "{n, plural, one {<p>a</p>}",
+    "{n, plural, one " * 3_000,
+    "{n, select, a {b}}" * 3_000,
     "{n, select, a {" * (DEEPEST + 2) + "b" + "}}" * (DEEPEST + 2),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("source", MALFORMED, ids=lambda each: each[-20:])

@@ -129,9 +129,11 @@ def test_other_dictionaries_are_refused(tmp_path, capsys):
             dictionary.save(str(folder / f"dict.{language}.txt"))
     _, path = save_verifier(tmp_path, data=own)
     for data, status, message in (
-        (own, 0, ""), (other, 1, "dict.a.txt and the verifier's"), (larger, 1, "dict.b.txt has 25 symbols, the verifier 24"),
+        (own, 0, ""),
+        (other, 1, "dict.a.txt and the verifier's"),
+        (larger, 1, "dict.b.txt has 25 symbols, the verifier 24"),
         (tmp_path / "absent", 1, "absent"),
-    ):  # fmt: skip
+    ):
         assert initial(path, tmp_path / "init.pt", "--data", data) == status
         assert message in capsys.readouterr().err
 

@@ -70,10 +70,18 @@ def said(results):
 def random_side(rng, width, heads, activation="relu"):
     prenorm, inner = rng.random() < 0.5, rng.choice([32, 96, 160])
     return side_of(
-        layers=rng.randint(1, 2), heads=heads, width=width, inner_width=inner, prenorm=prenorm, final_norm=rng.random() < 0.5,
-        embedding_norm=rng.random() < 0.5, embedding_scale=rng.choice([1.0, width**0.5, 0.7]), max_positions=80,
-        position_offset=rng.choice([0, 2, 5]), activation=activation,
-    )  # fmt: skip
+        layers=rng.randint(1, 2),
+        heads=heads,
+        width=width,
+        inner_width=inner,
+        prenorm=prenorm,
+        final_norm=rng.random() < 0.5,
+        embedding_norm=rng.random() < 0.5,
+        embedding_scale=rng.choice([1.0, width**0.5, 0.7]),
+        max_positions=80,
+        position_offset=rng.choice([0, 2, 5]),
+        activation=activation,
+    )
 
 
 def model_of(rng):
@@ -81,9 +89,12 @@ def model_of(rng):
     width, heads = rng.choice([(32, 8), (64, 2), (64, 8), (96, 1), (96, 4), (96, 12), (160, 8)])
     sizes, activation = rng.choice([(width, heads), (32, 2), (96, 4)]), rng.choice(["relu", "gelu", "gelu_tanh", "swish"])
     spec = ModelSpec(
-        random_side(rng, *sizes, activation), random_side(rng, width, heads, activation), Output(rng.random() < 0.5),
-        zero_start=rng.random() < 0.3, symbols=Symbols(start=rng.choice([2, 9])),
-    )  # fmt: skip
+        random_side(rng, *sizes, activation),
+        random_side(rng, width, heads, activation),
+        Output(rng.random() < 0.5),
+        zero_start=rng.random() < 0.3,
+        symbols=Symbols(start=rng.choice([2, 9])),
+    )
     made = random_model(spec, SIZE, SIZE, seed=rng.randrange(10**6), spare=0)
     computed = sinusoidal_tables(spec) if rng.random() < 0.5 else {}
     return Model(spec, {name: tensor.float() for name, tensor in (made.tensors | computed).items()})
@@ -91,9 +102,12 @@ def model_of(rng):
 
 def sampling_of(rng):
     return Sampling(
-        rng.choice([1.0, 0.3, 2.5]), rng.choice([0, 0, 1, 7]), rng.choice([1.0, 0.9, 0.5]), rng.choice([1.0, 1.3]),
+        rng.choice([1.0, 0.3, 2.5]),
+        rng.choice([0, 0, 1, 7]),
+        rng.choice([1.0, 0.9, 0.5]),
+        rng.choice([1.0, 1.3]),
         rng.choice(["coupled", "rejection"]),
-    )  # fmt: skip
+    )
 
 
 def beam_of(rng):

@@ -57,8 +57,9 @@ def test_documents_have_half_to_one_and_a_half_times_their_size(size):
 
 def test_test_documents_keep_the_order_and_leave_out_a_broken_last_one():
     assert list(captions.in_order(PAIRS[:7], 3)) == [
-        ("en 0. en 1. en 2.", "de 0. de 1. de 2."), ("en 3. en 4. en 5.", "de 3. de 4. de 5."),
-    ]  # fmt: skip
+        ("en 0. en 1. en 2.", "de 0. de 1. de 2."),
+        ("en 3. en 4. en 5.", "de 3. de 4. de 5."),
+    ]
 
 
 def test_translations_are_made_once_for_each_text(tmp_path, monkeypatch):

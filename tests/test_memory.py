@@ -76,11 +76,20 @@ def test_arrays_that_do_not_belong_together_are_found():
     assert [store.after(*whole.target(number)) for number in range(3)] == [(9, EOS), (10, 11, EOS), (EOS,)]
     assert [whole._having(token).tolist() for token in range(9)] == [[], [], [], [], [], [0], [0, 2], [2], []]
     damages = [
-        {"begins": whole.begins + 1}, {"begins": whole.begins[::-1]}, {"begins": whole.begins[:-1]}, {"begins": whole.begins[:1]},
-        {"sentences": whole.sentences + 1}, {"sentences": whole.sentences - 1}, {"sentences": whole.sentences[:-1]},
-        {"first": whole.first[::-1]}, {"first": whole.first[:-1]}, {"first": whole.first + 1}, {"totals": whole.totals[:-1]},
-        {"totals": whole.totals.astype(np.float64)}, {"sentences": whole.sentences[None]},
-    ]  # fmt: skip
+        {"begins": whole.begins + 1},
+        {"begins": whole.begins[::-1]},
+        {"begins": whole.begins[:-1]},
+        {"begins": whole.begins[:1]},
+        {"sentences": whole.sentences + 1},
+        {"sentences": whole.sentences - 1},
+        {"sentences": whole.sentences[:-1]},
+        {"first": whole.first[::-1]},
+        {"first": whole.first[:-1]},
+        {"first": whole.first + 1},
+        {"totals": whole.totals[:-1]},
+        {"totals": whole.totals.astype(np.float64)},
+        {"sentences": whole.sentences[None]},
+    ]
     assert [replace(whole, **damage).fits(len(store), 9) for damage in damages] == [False] * len(damages)
     assert not whole.fits(len(store) + 1, 9) and not whole.fits(len(store), 10)
 
@@ -124,8 +133,12 @@ def test_a_near_sentence_is_followed_and_a_far_one_is_not():
 
 def test_the_command_takes_sources(capfd, tmp_path):
     """The translation of a near sentence is drafted, and the output stays the verifier's."""
-    lines = {"in": "A man is playing a guitar on the street .\n", "near": "A man is playing a guitar on the stage .\n\nA cat .\n",
-             "more": "A dog\n", "far": "Zwei\n"}  # fmt: skip
+    lines = {
+        "in": "A man is playing a guitar on the street .\n",
+        "near": "A man is playing a guitar on the stage .\n\nA cat .\n",
+        "more": "A dog\n",
+        "far": "Zwei\n",
+    }
     for name, text in lines.items():
         (tmp_path / name).write_text(text)
     usual = ["--model", DEMO, "--input", tmp_path / "in", "--dtype", "int8", "--quiet"]

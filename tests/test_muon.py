@@ -95,10 +95,10 @@ def test_flattened_parameters_are_refused():
 
 @pytest.mark.long
 def test_a_resumed_training_equals_an_unbroken_one(toy_data, tmp_path):
-    recipe = [
-        "--task", "translation", "--arch", "transformer", "--share-all-embeddings", "--criterion", "verifier_loss",
-        "--optimizer", "muon", "--lr", "0.003", "--lr-scheduler", "polynomial_decay", "--total-num-update", "8",
-    ]  # fmt: skip
+    recipe = """
+        --task translation --arch transformer --share-all-embeddings --criterion verifier_loss --optimizer muon --lr 0.003
+        --lr-scheduler polynomial_decay --total-num-update 8
+    """.split()
     logs, _ = train(toy_data, tmp_path / "whole", recipe=recipe, updates=8)
     for updates in (4, 8):
         train(toy_data, tmp_path / "parts", recipe=recipe, updates=updates)

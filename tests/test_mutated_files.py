@@ -55,13 +55,19 @@ def part(draw, text, size):
 
 
 EXTRA = [
-    '<img src="a.png" alt="A \'red\' house" title=house>', "<!-- a > comment -->", "<textarea>Some <b>text</textarea>",
-    '<a TITLE="Go &quot;there&quot; &copy;" href=\'x?a=1&b=2\'>Go</a>', "<style>p > a { content: '</p>' }</style>",
-    "<script>if (a < b) document.write('<p>Hello</p>')</script>", '<input placeholder="Your name" disabled value=1>',
-    "<svg><title>A line</title><path d='M0 0'/></svg>", "<ul><li>One<li>Two <i>or</i> three</ul>",
+    '<img src="a.png" alt="A \'red\' house" title=house>',
+    "<!-- a > comment -->",
+    "<textarea>Some <b>text</textarea>",
+    "<a TITLE=\"Go &quot;there&quot; &copy;\" href='x?a=1&b=2'>Go</a>",
+    "<style>p > a { content: '</p>' }</style>",
+    "<script>if (a < b) document.write('<p>Hello</p>')</script>",
+    '<input placeholder="Your name" disabled value=1>',
+    "<svg><title>A line</title><path d='M0 0'/></svg>",
+    "<ul><li>One<li>Two <i>or</i> three</ul>",
     "<hr>Text <wbr>without a block",
-    '<p translate="no">Stay <b>here</b></p>', "<p>Fish &amp; chips &#38; &nbsp;more &copy 2020</p>",
-]  # fmt: skip
+    '<p translate="no">Stay <b>here</b></p>',
+    "<p>Fish &amp; chips &#38; &nbsp;more &copy 2020</p>",
+]
 PAGE = "<!DOCTYPE html>\n<html lang=en><head><meta charset=utf-8><title>A page</title></head>\n<body>{}</body></html>\n"
 
 
@@ -94,23 +100,30 @@ def po_catalogue(draw):
         end, empty = draw.choice(["", "\n", '\n\tsay "so"\n', "\\"]), 'msgstr ""'
         lines = f"{quoted(text + chr(10))}\n{quoted('And on.' + end)}"
         bodies = [
-            f"msgid {quoted(text + end)}\n{empty}", f'msgctxt "menu|{number}"\nmsgid ""\n{lines}\n{empty}',
+            f"msgid {quoted(text + end)}\n{empty}",
+            f'msgctxt "menu|{number}"\nmsgid ""\n{lines}\n{empty}',
             f"msgid {quoted(text)}\nmsgstr {quoted('Fini: ' + text)}",
             f'msgid {quoted("one " + text)}\nmsgid_plural {quoted(text)}\nmsgstr[0] ""\nmsgstr[1] ""',
-        ]  # fmt: skip
+        ]
         entries.append(draw.choice(heads) + draw.choice(bodies))
     entries.append('#~ msgid "Gone"\n#~ msgstr "Parti"')
     return "\n\n".join(entries) + "\n"
 
 
 XLIFF = {  # by version: around all units, and what a unit has
-    False: ('1.2"><file source-language="en" original="a" datatype="plaintext"><body>{}</body></file>', "trans-unit",
-            ["", " resname=\"state='new'\" approved='no'", ' translate="no"'],
-            [("<g id='1'>", "</g>"), ('<x id="2"/>', ""), ('<bpt id="1">&lt;b&gt;</bpt>', '<ept id="1">&lt;/b&gt;</ept>'),
-             ("", "")]),
-    True: ('2.0"><file id="f">{}</file>', "segment", ["", ' state="initial"'],
-           [('<pc id="1">', "</pc>"), ('<ph id="1"/>', ""), ("", "")]),
-}  # fmt: skip
+    False: (
+        '1.2"><file source-language="en" original="a" datatype="plaintext"><body>{}</body></file>',
+        "trans-unit",
+        ["", " resname=\"state='new'\" approved='no'", ' translate="no"'],
+        [("<g id='1'>", "</g>"), ('<x id="2"/>', ""), ('<bpt id="1">&lt;b&gt;</bpt>', '<ept id="1">&lt;/b&gt;</ept>'), ("", "")],
+    ),
+    True: (
+        '2.0"><file id="f">{}</file>',
+        "segment",
+        ["", ' state="initial"'],
+        [('<pc id="1">', "</pc>"), ('<ph id="1"/>', ""), ("", "")],
+    ),
+}
 
 
 def xliff(draw):
@@ -133,10 +146,13 @@ def xliff(draw):
 def json_strings(draw):
     own = iter(draw.sample(sentences(), 8))
     value = {
-        "title": next(own), "menu": {"file": [next(own), {"a/b": next(own) + '\n"x"\t\\'}], "n": 1.5e3, "on": True, "none": None},
-        "plural": "{n, plural, one {# file is open} other {# files are open}}", "é": next(own) + " ✓ {name}", "": "",
+        "title": next(own),
+        "menu": {"file": [next(own), {"a/b": next(own) + '\n"x"\t\\'}], "n": 1.5e3, "on": True, "none": None},
+        "plural": "{n, plural, one {# file is open} other {# files are open}}",
+        "é": next(own) + " ✓ {name}",
+        "": "",
         "html": "<b>Bold</b> &amp; so",
-    }  # fmt: skip
+    }
     return json.dumps(value, ensure_ascii=draw.random() < 0.5, indent=draw.choice([None, 2, "\t"]))
 
 
@@ -163,10 +179,17 @@ def table(draw, separator):
 
 
 MAKERS = {
-    "txt": lambda draw: part(draw, draw.choice(pages()), 12), "md": lambda draw: part(draw, draw.choice(pages()), 30),
-    "html": html_page, "po": po_catalogue, "xlf": xliff, "json": json_strings, "srt": lambda draw: cues(draw, False),
-    "vtt": lambda draw: cues(draw, True), "csv": lambda draw: table(draw, ","), "tsv": lambda draw: table(draw, "\t"),
-}  # fmt: skip
+    "txt": lambda draw: part(draw, draw.choice(pages()), 12),
+    "md": lambda draw: part(draw, draw.choice(pages()), 30),
+    "html": html_page,
+    "po": po_catalogue,
+    "xlf": xliff,
+    "json": json_strings,
+    "srt": lambda draw: cues(draw, False),
+    "vtt": lambda draw: cues(draw, True),
+    "csv": lambda draw: table(draw, ","),
+    "tsv": lambda draw: table(draw, "\t"),
+}
 
 
 def mutated(draw, source):
@@ -217,16 +240,10 @@ def po_skeleton(source, tmp_path):
     path = tmp_path / "a.po"
     path.write_text(source, encoding="utf-8", newline="")
     found = polib.pofile(str(path))
-    names = (
-        "msgctxt",
-        "msgid",
-        "msgid_plural",
-        "obsolete",
-        "comment",
-        "tcomment",
-        "occurrences",
-        "previous_msgid",
-        "previous_msgctxt",
+    names = tuple(
+        """
+        msgctxt msgid msgid_plural obsolete comment tcomment occurrences previous_msgid previous_msgctxt
+    """.split()
     )
     return [tuple(getattr(entry, name) for name in names) for entry in found], [(found.metadata, found.header)], found
 
@@ -385,9 +402,17 @@ def check_txt(source, out, function, tmp_path):
 
 
 CHECKS = {
-    "txt": check_txt, "md": check_md, "html": check_html, "po": check_po, "xlf": check_xlf, "json": check_json, "srt": check_srt,
-    "vtt": check_srt, "csv": check_csv, "tsv": check_tsv,
-}  # fmt: skip
+    "txt": check_txt,
+    "md": check_md,
+    "html": check_html,
+    "po": check_po,
+    "xlf": check_xlf,
+    "json": check_json,
+    "srt": check_srt,
+    "vtt": check_srt,
+    "csv": check_csv,
+    "tsv": check_tsv,
+}
 
 
 def check_case(name, seed, tmp_path):

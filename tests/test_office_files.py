@@ -98,8 +98,9 @@ def docx_file(draw):
         if name == "[Content_Types].xml":
             kinds = "".join(
                 f'<Override PartName="/{each}" ContentType="application/vnd.openxmlformats-officedocument.wordprocessingml.'
-                f'{each[5:-4]}+xml"/>' for each in more
-            )  # fmt: skip
+                f'{each[5:-4]}+xml"/>'
+                for each in more
+            )
             return text.replace("</Types>", kinds + "</Types>")
         if name == "word/_rels/document.xml.rels":
             kind = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/"
@@ -136,10 +137,13 @@ ODT_BLOCKS = [
     "<text:list><text:list-item><text:p>{}</text:p></text:list-item></text:list>",
     "<text:p/>",
 ]
-SPACES = " ".join(
-    f'xmlns:{name}="urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"'
-    for name in ("office", "text", "table", "style", "draw", "meta")
-) + ' xmlns:xlink="http://www.w3.org/1999/xlink" xmlns:dc="http://purl.org/dc/elements/1.1/"'  # fmt: skip
+SPACES = (
+    " ".join(
+        f'xmlns:{name}="urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"'
+        for name in ("office", "text", "table", "style", "draw", "meta")
+    )
+    + ' xmlns:xlink="http://www.w3.org/1999/xlink" xmlns:dc="http://purl.org/dc/elements/1.1/"'
+)
 SPACES = SPACES.replace("xmlns:draw:1.0", "xmlns:drawing:1.0")
 
 
@@ -291,14 +295,7 @@ def mutated(draw, data, form):
     def characters(text):
         at = draw.randrange(len(text) + 1)
         pieces = [
-            "<",
-            ">",
-            "</w:r>",
-            "<w:r>",
-            "<w:t>",
-            "&",
-            "&amp;",
-            '"',
+            *'< > </w:r> <w:r> <w:t> & &amp; "'.split(),
             "<!-- x -->",
             "é",
             "<text:span>",
@@ -399,11 +396,26 @@ def test_what_word_splits_is_one_sentence():
     seen = Fake(str)
     content = read_content(simple_docx(*SENTENCES.values()), "a.docx", "docx", Options())
     translate_units(seen, content.units)
-    assert sorted(seen.seen) == sorted([
-        "The red house is far.", "It is not here.", "See the manual first.", "A claim of ours.", "On page 3 of it.",
-        "Some site of <ours>.", "First", "second", "third one", "Text in a box", "Text in a box", "Red house", "Words go on.",
-        "New text stays.", "Marked words", "Click here",
-    ])  # fmt: skip
+    assert sorted(seen.seen) == sorted(
+        [
+            "The red house is far.",
+            "It is not here.",
+            "See the manual first.",
+            "A claim of ours.",
+            "On page 3 of it.",
+            "Some site of <ours>.",
+            "First",
+            "second",
+            "third one",
+            "Text in a box",
+            "Text in a box",
+            "Red house",
+            "Words go on.",
+            "New text stays.",
+            "Marked words",
+            "Click here",
+        ]
+    )
 
 
 def test_runs_of_a_translation():

@@ -38,8 +38,10 @@ def folder(tmp_path_factory):
 def test_the_folder_names_the_codec(folder):
     description = json.loads((folder / "model.json").read_text())
     assert description["format"] == 4 and description["codec"] == {
-        "name": "one_file_codec:Characters", "files": {"characters": "letters.txt"}, "options": {"languages": LANGUAGES},
-    }  # fmt: skip
+        "name": "one_file_codec:Characters",
+        "files": {"characters": "letters.txt"},
+        "options": {"languages": LANGUAGES},
+    }
     assert (folder / "letters.txt").read_text(encoding="utf-8") == CHARACTERS
     assert load_folder(folder).codec.encode("été").ids[-1] == SYMBOLS.eos
 
@@ -68,7 +70,8 @@ def test_streams(folder):
 def test_hints_windows_and_limits(folder):
     translator = Translator.from_pretrained(folder, strategy="ar", windows="sentence", max_len_b=10)
     text = "it is so. no it is. ja."
-    assert "".join(translator.translate([text])[0].source_tokens) == "".join(translator.pair.source.tokens(
-        [token for part in windows_of(translator, text, False) for token in part]))  # fmt: skip
+    assert "".join(translator.translate([text])[0].source_tokens) == "".join(
+        translator.pair.source.tokens([token for part in windows_of(translator, text, False) for token in part])
+    )
     with pytest.raises(ValueError, match="over 63 tokens"):
         Translator(load_folder(folder), Settings(strategy="ar")).translate(["a" * 1000])

@@ -15,20 +15,26 @@ from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.translator import Translator
 
 NAME = "one_file_drafter:Bigram"
-SHAPE = [
-    "--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "32", "--decoder-embed-dim", "32",
-    "--encoder-ffn-embed-dim", "64", "--decoder-ffn-embed-dim", "64", "--encoder-attention-heads", "2",
-    "--decoder-attention-heads", "2", "--share-all-embeddings",
-]  # fmt: skip
+SHAPE = """
+    --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32 --encoder-ffn-embed-dim 64
+    --decoder-ffn-embed-dim 64 --encoder-attention-heads 2 --decoder-attention-heads 2 --share-all-embeddings
+""".split()
 
 
 def train(data, folder, updates, *options):
     return run_fairseq(
-        "train", data / "bin", "-s", "xa", "-t", "xb", "--user-dir", ROOT / "specdec_plugins", "--cpu",
-        "--task", "translation", "--save-dir", folder, "--max-update", updates, "--max-tokens", 1024, "--optimizer", "adam",
-        "--lr", "5e-3", "--lr-scheduler", "fixed", "--log-format", "json", "--log-interval", 10, "--num-workers", 0,
-        "--required-batch-size-multiple", 1, "--seed", 1, *options,
-    )  # fmt: skip
+        "train",
+        data / "bin",
+        *"-s xa -t xb --user-dir".split(),
+        ROOT / "specdec_plugins",
+        *"--cpu --task translation --save-dir".split(),
+        folder,
+        "--max-update",
+        updates,
+        *"--max-tokens 1024 --optimizer adam --lr 5e-3 --lr-scheduler fixed --log-format json --log-interval 10".split(),
+        *"--num-workers 0 --required-batch-size-multiple 1 --seed 1".split(),
+        *options,
+    )
 
 
 @pytest.fixture(scope="module")

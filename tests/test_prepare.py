@@ -6,7 +6,6 @@ import io
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from specdec_plugins.commands import prepare
 from specdec_plugins.settings import MOST_THREADS
 from specdec_plugins.text.bpe import Bpe, remove_bpe
 from specdec_plugins.text.lines import read_lines
-from specdec_plugins.text.moses import Moses, as_ranges
+from specdec_plugins.text.moses import Moses
 from specdec_plugins.text.restyle import restyle
 from specdec_plugins.text.reversible import Reversible
 from specdec_plugins.text.tokenizers import load_tokenizer
@@ -131,17 +130,6 @@ def test_tokens_are_those_of_fairseqs_moses_option():
 
 def test_romanian_cedillas_become_commas():
     assert Moses("ro").tokenize("Ştiinţa şi ţara") == "Știința și țara"
-
-
-def test_character_classes_as_ranges_match_the_same_characters():
-    from sacremoses.corpus import Perluniprops
-
-    everything = list(map(chr, range(0x30000)))
-    for name in ("IsN", "IsAlnum", "IsAlpha", "IsLower", "IsSc", "IsSo"):
-        letters = "".join(each for each in Perluniprops().chars(name) if each > "\x7f")
-        match = re.compile(f"[{as_ranges(letters)}]").fullmatch
-        assert {each for each in everything if match(each)} == set(letters)
-    assert len(as_ranges(letters)) < len(letters) and as_ranges("cabx") == "a-cx-x"
 
 
 def test_bpe_is_undone(tmp_path):
@@ -393,10 +381,20 @@ def load_both_ways(folder: Path, langs: tuple[str, str], split: str = "test") ->
         dictionary = [Dictionary.load(str(folder / "bin" / f"dict.{lang}.txt")) for lang in (source, target)]
         assert dictionary[0] == dictionary[1]
         data = load_langpair_dataset(
-            str(folder / "bin"), split, source, dictionary[0], target, dictionary[1],
-            combine=False, dataset_impl=None, upsample_primary=1, left_pad_source=True, left_pad_target=False,
-            max_source_positions=1024, max_target_positions=1024,
-        )  # fmt: skip
+            str(folder / "bin"),
+            split,
+            source,
+            dictionary[0],
+            target,
+            dictionary[1],
+            combine=False,
+            dataset_impl=None,
+            upsample_primary=1,
+            left_pad_source=True,
+            left_pad_target=False,
+            max_source_positions=1024,
+            max_target_positions=1024,
+        )
         assert len(data) == len(list(read_lines(folder / "bpe" / f"{split}.{source}")))
         first.append(tuple(dictionary[0].string(data[0][side], "@@ ") for side in ("source", "target")))
     return first

@@ -48,7 +48,7 @@ COMMANDS = [
     (average, ["--inputs", EVIL, "--output", "mine"]),
     (datastore, ["--model", EVIL, "--output", "store", "in.txt"]),
     (prepare, ["--source-lang", EVIL, "--target-lang", "de", "--train", "x", "--output", "mine"]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("number", range(len(COMMANDS)))

@@ -34,22 +34,32 @@ def docs():
         ("Copied %d of %1$s files to %(name)s, 100%.", ["%d", "%1$s", "%(name)s"]),
         ("50% off, 50 % discount, %5.2f%% done", ["%5.2f", "%%"]),
         ("Hello {name}, {0} and {}: {x:.2f} {a.b[0]!r}", ["{name}", "{0}", "{}", "{x:.2f}", "{a.b[0]!r}"]),
-        ("{n, plural, one {# file} other {# files}} in {{ user.name }} and {{{raw}}}",
-         ["{n, plural, one {# file} other {# files}}", "{{ user.name }}", "{{{raw}}}"]),
-        ("See https://example.org/a?b=c#d. Or (http://x.y/z), mail a.b+c@d-e.org.",
-         ["https://example.org/a?b=c#d", "http://x.y/z", "a.b+c@d-e.org"]),
+        (
+            "{n, plural, one {# file} other {# files}} in {{ user.name }} and {{{raw}}}",
+            ["{n, plural, one {# file} other {# files}}", "{{ user.name }}", "{{{raw}}}"],
+        ),
+        (
+            "See https://example.org/a?b=c#d. Or (http://x.y/z), mail a.b+c@d-e.org.",
+            ["https://example.org/a?b=c#d", "http://x.y/z", "a.b+c@d-e.org"],
+        ),
         ("Run `git commit` or ``a`b`` in ${HOME}", ["`git commit`", "``a`b``", "${HOME}"]),
         ("A <b>bold</b> <a href='x'>link</a><br/>, <file>", ["<b>", "</b>", "<a href='x'>", "</a>", "<br/>", "<file>"]),
         ("Set $HOME, $PATH_2 or PHP's $this->view->render(); it costs $5", ["$HOME", "$PATH_2", "$this->view->render()"]),
         ("Use --dtype int8, --date=iso-8601, -f, -tz, well-known -- yes", ["--dtype", "int8", "--date=iso-8601", "-f", "-tz"]),
-        ("See docs/reproduce.md, /etc/hosts.allow, ../a/b/, ~/.ssh and C:\\php\\php.exe.",
-         ["docs/reproduce.md", "/etc/hosts.allow", "../a/b/", "~/.ssh", "C:\\php\\php.exe"]),
+        (
+            "See docs/reproduce.md, /etc/hosts.allow, ../a/b/, ~/.ssh and C:\\php\\php.exe.",
+            ["docs/reproduce.md", "/etc/hosts.allow", "../a/b/", "~/.ssh", "C:\\php\\php.exe"],
+        ),
         ("README.md, node.js, .gitignore, config.inc.php: a file.", ["README.md", "node.js", ".gitignore", "config.inc.php"]),
-        ("max_len and __init__ of os.environ, asyncio.TaskGroup, Model::load(), yii\\base\\Event, f(), open(2)",
-         ["max_len", "__init__", "os.environ", "asyncio.TaskGroup", "Model::load()", "yii\\base\\Event", "f()", "open(2)"]),
+        (
+            "max_len and __init__ of os.environ, asyncio.TaskGroup, Model::load(), yii\\base\\Event, f(), open(2)",
+            ["max_len", "__init__", "os.environ", "asyncio.TaskGroup", "Model::load()", "yii\\base\\Event", "f()", "open(2)"],
+        ),
         ("IPv4 on x86_64 by innerHTML in python3.11", ["IPv4", "x86_64", "innerHTML", "python3.11"]),
-        ("commit f1b8411 or 3e5a0c12, 0xFF, #FFCC00, 12345678-1234-5678-1234-567812345678",
-         ["f1b8411", "3e5a0c12", "0xFF", "#FFCC00", "12345678-1234-5678-1234-567812345678"]),
+        (
+            "commit f1b8411 or 3e5a0c12, 0xFF, #FFCC00, 12345678-1234-5678-1234-567812345678",
+            ["f1b8411", "3e5a0c12", "0xFF", "#FFCC00", "12345678-1234-5678-1234-567812345678"],
+        ),
         ("since 1.2.3, v2.0, 3.0.0rc1, 5.x and 10.0.0.0/8", ["1.2.3", "v2.0", "3.0.0rc1", "5.x", "10.0.0.0/8"]),
         ("文件README.md在/usr/bin里", ["README.md", "/usr/bin"]),
         ("An e.g., the U.S., a.m., i.e. and/or key/value TCP/IP 24/7 he/she km/h, 3.5 or 1.000.000 on 17.05.2026", []),
@@ -57,7 +67,7 @@ def docs():
         ("z.B. Ein- und -ausgabe, d.h. 2.5 kHz, am 1.5.2026 um 12.30 Uhr; l'été, étudiant.e.s, aujourd'hui", []),
         ("Nothing here: a % b, {, }, @home, 3 < 4, `open", []),
     ],
-)  # fmt: skip
+)
 def test_what_is_protected(text, parts):
     assert Protected.of(text, ALL).parts == parts
 
@@ -65,10 +75,11 @@ def test_what_is_protected(text, parts):
 def test_parts_that_count_by_their_order():
     """A swapped ``%s`` and ``%d`` end the program that prints them, and crossed tags are not well formed."""
     for line, same, swapped in (
-        ("%s of %d", "%s von %d", "%d von %s"), ("{} is {!r}", "{}: {!r}", "{!r}: {}"),
+        ("%s of %d", "%s von %d", "%d von %s"),
+        ("{} is {!r}", "{}: {!r}", "{!r}: {}"),
         ("<b>a</b> %s", "%s <b>a</b>", "</b>a<b> %s"),
         ("<b><i>a</i></b>", "<b><i>b</i></b>", "<b><i>b</b></i>"),
-    ):  # fmt: skip
+    ):
         source = Protected.of(line, ALL)
         assert source.intact(same) and not source.intact(swapped)
     for line in ("%1$s of %2$d", "%(a)s of {b}", "{a}, {b}", "%% {0} %s"):
@@ -177,11 +188,26 @@ def test_parts_joined_to_words():
 # ---- translations
 
 
-PARTS = ["%s", "%d", "%1$s", "%(name)s", "{name}", "{0}", "{}", "{{ user }}", "{n, plural, one {# file} other {# files}}",
-         "${HOME}", "`f_g()`", "``a`b``", "https://example.org/x?y=1", "a.b@example.org", "%5.2f", "%%", "{x!r:>10}"]  # fmt: skip
-TEMPLATES = ["Copy {} to {}.", "The file {} was not found", "{} of {} items are selected ({})", "Could not open {}: {}", "{}",
-             "Hello {}!", "Use {} or {} when you need more than {} bytes.", "See {} for the documentation of {}.", "{}{}",
-             '"{}" is no {}', "A man in {} is standing near {}", "Error: {} ({}, {}, {})"]  # fmt: skip
+PARTS = [
+    *"%s %d %1$s %(name)s {name} {0} {}".split(),
+    "{{ user }}",
+    "{n, plural, one {# file} other {# files}}",
+    *"${HOME} `f_g()` ``a`b`` https://example.org/x?y=1 a.b@example.org %5.2f %% {x!r:>10}".split(),
+]
+TEMPLATES = [
+    "Copy {} to {}.",
+    "The file {} was not found",
+    "{} of {} items are selected ({})",
+    "Could not open {}: {}",
+    "{}",
+    "Hello {}!",
+    "Use {} or {} when you need more than {} bytes.",
+    "See {} for the documentation of {}.",
+    "{}{}",
+    '"{}" is no {}',
+    "A man in {} is standing near {}",
+    "Error: {} ({}, {}, {})",
+]
 
 
 def generated(count, seed=1):
@@ -282,13 +308,15 @@ def test_text_beside_parts_and_spans_of_the_caller(docs):
 
 def test_names_and_numbers(docs):
     """Of real segments in which the model alters some."""
-    lines = ["Thus, the template rendered will be found in application/views/scripts/index/index.phtml.",
-             "The network (IPv4Network) this interface belongs to.",
-             "The negated form --no-create-reflog only overrides an earlier --create-reflog, but currently does not negate the "
-             "setting of core.logAllRefUpdates.",
-             "Functional only with InterBase 6.5 and up.",
-             "Times plain decoding: this pair in int8 1.0 to 1.2, in float32 1.5 to 2.1 on Zen 4, in int8 1.35 on AMX, in "
-             "float16 1.8 on an H200; a transformer-base pair in int8 1.65 on AMX."]  # fmt: skip
+    lines = [
+        "Thus, the template rendered will be found in application/views/scripts/index/index.phtml.",
+        "The network (IPv4Network) this interface belongs to.",
+        "The negated form --no-create-reflog only overrides an earlier --create-reflog, but currently does not negate the "
+        "setting of core.logAllRefUpdates.",
+        "Functional only with InterBase 6.5 and up.",
+        "Times plain decoding: this pair in int8 1.0 to 1.2, in float32 1.5 to 2.1 on Zen 4, in int8 1.35 on AMX, in "
+        "float16 1.8 on an H200; a transformer-base pair in int8 1.65 on AMX.",
+    ]
     plain, results = docs.translate(lines), docs.translate(lines, protect=ALL)
     sources = [Protected.of(line, ALL) for line in lines]
     assert not any(source.intact(each.text) for source, each in zip(sources[:3], plain)) and plain[3].missing_numbers == ["6.5"]
@@ -299,8 +327,12 @@ def test_names_and_numbers(docs):
 def test_files_are_protected_by_default(tmp_path):
     """But not lines of text."""
     line = "The network (IPv4Network) this interface belongs to."
-    for name, more, kept in (("a.md", [], True), ("a.md", ["--no-protect"], False), ("a.txt", [], False),
-                             ("a.txt", ["--protect"], True)):  # fmt: skip
+    for name, more, kept in (
+        ("a.md", [], True),
+        ("a.md", ["--no-protect"], False),
+        ("a.txt", [], False),
+        ("a.txt", ["--protect"], True),
+    ):
         (tmp_path / name).write_text(f"{line}\n")
         (tmp_path / "out").mkdir(exist_ok=True)
         command = [
@@ -309,11 +341,7 @@ def test_files_are_protected_by_default(tmp_path):
             str(tmp_path / name),
             "-o",
             f"{tmp_path}/out/",
-            "--quiet",
-            "--threads",
-            "1",
-            "--dtype",
-            "int8",
+            *"--quiet --threads 1 --dtype int8".split(),
         ]
         assert translate.main([*command, *more]) == 0
         assert ("IPv4Network" in (tmp_path / "out" / name).read_text()) == kept
@@ -334,9 +362,12 @@ def test_the_command(tmp_path, capsys):
     assert translate.main([*known, "--protect-pattern", "CTRL-.", "--format", "json"]) == 0
     first, second = (json.loads(line)["text"] for line in out.read_text().splitlines())
     assert first.count("{name}") == first.count("CTRL-C") == 1 and second == "Zwei Hunde laufen."
-    for more, message in ((["--protect-pattern", "("], "not a regular expression"),
-                          (["--protect", "--windows", "sentence"], "--protect"),
-                          (["--no-protect", "--protect-pattern", "x"], "cannot be combined with --no-protect"),
-                          (["--protect", "--sampling"], "--protect"), (["--protect", "--tokenized"], "--protect")):  # fmt: skip
+    for more, message in (
+        (["--protect-pattern", "("], "not a regular expression"),
+        (["--protect", "--windows", "sentence"], "--protect"),
+        (["--no-protect", "--protect-pattern", "x"], "cannot be combined with --no-protect"),
+        (["--protect", "--sampling"], "--protect"),
+        (["--protect", "--tokenized"], "--protect"),
+    ):
         assert translate.main([*known, *more]) == 2
         assert message in capsys.readouterr().err

@@ -22,11 +22,17 @@ TEXTS = {name: (ROOT / "data" / f"{name.partition('.')[0]}.txt").read_text(encod
 DEMO, DOCS = PAIRS
 SEARCH = {"beam": 4, "lenpen": 0.6, "unkpen": 1.0}
 OPTIONS = [
-    {"beam": 4}, {**SEARCH, "nbest": 3}, {"beam": 3, "min_len": 12, "no_repeat_ngram_size": 2},
-    {"max_len_b": 6}, {"max_len_a": 0.5, "max_len_b": 2},
+    {"beam": 4},
+    {**SEARCH, "nbest": 3},
+    {"beam": 3, "min_len": 12, "no_repeat_ngram_size": 2},
+    {"max_len_b": 6},
+    {"max_len_a": 0.5, "max_len_b": 2},
     {"sampling": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.2, "seed": 3, "num_samples": 2},
-    {"sampling": True, "mbr": 3}, {"sampling": True, "nbest": 2}, {"windows": "sentence"}, {"windows": 40, "context": 1},
-]  # fmt: skip
+    {"sampling": True, "mbr": 3},
+    {"sampling": True, "nbest": 2},
+    {"windows": "sentence"},
+    {"windows": 40, "context": 1},
+]
 DRAFTED = [{"beta": 3, "tau": 1.0}, {"sampling": True, "rule": "rejection", "seed": 2}]
 FAIRSEQ = [{"beam": 4}, {**SEARCH, "nbest": 3}, {"beam": 3, "min_len": 12, "no_repeat_ngram_size": 2}, {"max_len_b": 6}]
 
@@ -42,8 +48,20 @@ def load(path, **settings):
 
 def plain(results, drafts=False):
     """All of a result; its drafts only where something depends on them."""
-    return [(each.text, each.source_tokens, each.tokens, each.token_scores, each.beam_score, each.sample, each.cut, each.drafter,
-             each.steps if drafts else None) for each in results]  # fmt: skip
+    return [
+        (
+            each.text,
+            each.source_tokens,
+            each.tokens,
+            each.token_scores,
+            each.beam_score,
+            each.sample,
+            each.cut,
+            each.drafter,
+            each.steps if drafts else None,
+        )
+        for each in results
+    ]
 
 
 def flat(results):
@@ -153,9 +171,11 @@ def test_faults_of_calls():
     with pytest.raises(OptionError, match="buffer_size 0 is not a number from 1"):
         translator.stream(lines, 0)
     for options, said in (
-        ({"hints": ["a"]}, "2 sentences, but 1 hints"), ({"target_lang": ["de"]}, "2 sentences, but 1 languages"),
-        ({"beginnings": []}, "2 sentences, but 0 beginnings"), ({"protected": [[]]}, "but 1 lists of protected spans"),
-    ):  # fmt: skip
+        ({"hints": ["a"]}, "2 sentences, but 1 hints"),
+        ({"target_lang": ["de"]}, "2 sentences, but 1 languages"),
+        ({"beginnings": []}, "2 sentences, but 0 beginnings"),
+        ({"protected": [[]]}, "but 1 lists of protected spans"),
+    ):
         with pytest.raises(ValueError, match=said):
             translator.translate(lines, **options)
 

@@ -44,10 +44,17 @@ def command(tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark, "find_spec", lambda name: True)  # of matplotlib, which only draws
     monkeypatch.setattr(figures, "speeds", lambda rows, path: None)
     return [
-        "--model", PAIR, "--input", str(tmp_path / "set.en"), "--reference", str(tmp_path / "set.de"),
-        "--report", str(tmp_path / "out"), "--systems", "ar", "specdec", "specdec-tolerant", "--dtypes", "float32",
-        "--batch-sizes", "1", "4", "--block-sizes", "2", "--beta", "2", "3", "--tau", "1", "2", "--rounds", "1", "--threads", "1",
-    ]  # fmt: skip
+        "--model",
+        PAIR,
+        "--input",
+        str(tmp_path / "set.en"),
+        "--reference",
+        str(tmp_path / "set.de"),
+        "--report",
+        str(tmp_path / "out"),
+        *"--systems ar specdec specdec-tolerant --dtypes float32 --batch-sizes 1 4 --block-sizes 2 --beta 2 3".split(),
+        *"--tau 1 2 --rounds 1 --threads 1".split(),
+    ]
 
 
 def test_what_it_says(command, tmp_path, capsys):

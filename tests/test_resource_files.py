@@ -32,9 +32,11 @@ def read_yaml(data):
     for event in yaml.parse(io.BytesIO(data)):
         name = type(event).__name__
         waiting = None
-        if opened and opened[-1][0] == "MappingStartEvent" and name in (
-            "ScalarEvent", "AliasEvent", "MappingStartEvent", "SequenceStartEvent"
-        ):  # fmt: skip
+        if (
+            opened
+            and opened[-1][0] == "MappingStartEvent"
+            and name in ("ScalarEvent", "AliasEvent", "MappingStartEvent", "SequenceStartEvent")
+        ):
             waiting, opened[-1][1] = opened[-1][1], not opened[-1][1]
         anchor, tag = getattr(event, "anchor", None), getattr(event, "tag", None)
         own = [name, anchor, str(tag or "")]
@@ -85,7 +87,8 @@ def read_apple(data):
 READERS = {"yaml": read_yaml, "properties": read_properties, "android": read_android, "apple": read_apple}
 
 SAMPLES = {
-    "yaml": ["""\
+    "yaml": [
+        """\
 # Files of Rails
 en:
   hello: "Hello, %{name}! It's \\u00e9t\\u00e9."
@@ -122,8 +125,10 @@ en:
   tagged: !ruby/sym some words
 ---
 other: A second document
-"""],
-    "properties": ["""\
+"""
+    ],
+    "properties": [
+        """\
 # A comment: of the file
 ! Another = one
 greeting=Hello there
@@ -140,8 +145,10 @@ unicode=Caf\\u00e9 is open
 empty=
 tabbed=One\\tTwo\\nThree
 spaces=\\  leading and trailing\\u0020
-"""],
-    "android": ["""\
+"""
+    ],
+    "android": [
+        """\
 <?xml version="1.0" encoding="utf-8"?>
 <!-- A comment -->
 <resources xmlns:xliff="urn:oasis:names:tc:xliff:document:1.2" xmlns:tools="http://schemas.android.com/tools">
@@ -164,8 +171,10 @@ spaces=\\  leading and trailing\\u0020
     <color name="i">#fff</color>
     <string name="j">\\@someone wrote &lt;i&gt;this&lt;/i&gt;</string>
 </resources>
-"""],
-    "apple": ["""\
+"""
+    ],
+    "apple": [
+        """\
 /* Title of the window; "quoted" */
 "title" = "The window's title";
 // A line of comment = "x";
@@ -174,8 +183,9 @@ key = "Some \\"quoted\\" words\\nand a second line";
 "wrapped" = "One line
 Two lines";
 "a = b;" = "Tab\\there \\U00e9 and \\\\ too";
-"""],
-}  # fmt: skip
+"""
+    ],
+}
 PIECES = {
     "yaml": [
         "\n",
@@ -186,15 +196,7 @@ PIECES = {
         "#",
         " #",
         "&a ",
-        "*a",
-        "!",
-        "|",
-        ">",
-        "[",
-        "]",
-        "{",
-        "}",
-        ",",
+        *"*a ! | > [ ] { } ,".split(),
         "  ",
         "\t",
         "? ",
@@ -241,10 +243,7 @@ PIECES = {
         "\\'",
         "\\n",
         "\\u0041",
-        "<![CDATA[",
-        "]]>",
-        "<!--",
-        "-->",
+        *"<![CDATA[ ]]> <!-- -->".split(),
         "\n",
         "@",
         "<item>",

@@ -187,12 +187,16 @@ def drawn_from(*tokens):
     return Distribution(torch.tensor([[tokens]] * 2), torch.full((2, 1, len(tokens)), 1 / len(tokens)))
 
 
-@pytest.mark.parametrize("draft, fault", [
-    (Draft([[7]]), "returned 1 drafts for 2 rows"), (Draft([[7], [SIZE]]), "outside the verifier's vocabulary"),
-    (Draft([[7], [-1]]), "outside the verifier's vocabulary"),
-    (Draft([[7], [8]], drawn_from(7, 1 << 40)), "distribution has token ids outside"),
-    (Draft([[7, 8], [8]], drawn_from(7, 8)), r"distribution \(2, 1, 2\) does not fit 2 drafts of 2 tokens"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "draft, fault",
+    [
+        (Draft([[7]]), "returned 1 drafts for 2 rows"),
+        (Draft([[7], [SIZE]]), "outside the verifier's vocabulary"),
+        (Draft([[7], [-1]]), "outside the verifier's vocabulary"),
+        (Draft([[7], [8]], drawn_from(7, 1 << 40)), "distribution has token ids outside"),
+        (Draft([[7, 8], [8]], drawn_from(7, 8)), r"distribution \(2, 1, 2\) does not fit 2 drafts of 2 tokens"),
+    ],
+)
 def test_drafts_fit_the_batch_and_the_vocabulary(folders, draft, fault):
     how = Settings(block_size=2, sampling=True, rule="rejection", threads=1)
     translator = Translator(load_folder(folders / "eagle"), how, Returning(draft))
@@ -253,20 +257,10 @@ def test_codes_of_an_unknown_version(tmp_path, version):
 @pytest.mark.parametrize("value", [10**20, 10**400, -(10**20), 1e308, float("inf"), float("nan")])
 @pytest.mark.parametrize(
     "path",
-    [
-        "layers",
-        "width",
-        "max_positions",
-        "attention.heads",
-        "attention.key_heads",
-        "attention.head_width",
-        "attention.scale",
-        "attention.cap",
-        "feed_forward.width",
-        "embedding.offset",
-        "embedding.scale",
-        "norm.eps",
-    ],
+    """
+        layers width max_positions attention.heads attention.key_heads attention.head_width attention.scale attention.cap
+        feed_forward.width embedding.offset embedding.scale norm.eps
+    """.split(),
 )
 def test_absurd_numbers_in_a_description(copied, path, value):
     *parts, name = path.split(".")
@@ -313,7 +307,9 @@ def test_threads_decode_with_one_loaded_model_at_the_same_time(folders):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_forked_process_decodes(folders):
     """Also one that ends as Python usually does, and one that forks in turn."""
-    result = run_python("-c", f"""
+    result = run_python(
+        "-c",
+        f"""
 import os, sys
 from specdec_plugins import Translator
 translator = Translator.from_pretrained({str(folders / "causal")!r}, threads=2, max_len_b=12)
@@ -323,7 +319,9 @@ for child in range(2):
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
     assert [each.text for each in translator.translate(["w1 w2"], tokenized=True)] == usual
 print("decoded")
-""", timeout=600)  # fmt: skip
+""",
+        timeout=600,
+    )
     assert result.stdout == "decoded\n"
 
 

@@ -59,10 +59,11 @@ def test_philox_gives_its_authors_numbers():
         ((0, 0, 0, 0), (0, 0), "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
         ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
         (
-            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0),
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
             "d16cfe09 94fdcceb 5001e420 24126ea1",
         ),
-    ):  # fmt: skip
+    ):
         words = philox(tuple(map(torch.tensor, counter)), tuple(map(torch.tensor, key)))
         assert " ".join(f"{int(word):08x}" for word in words) == expected
 
@@ -181,15 +182,18 @@ MUTATIONS = {
     "recovered by the draft's noise": (rejection.judge, "Purpose.RECOVER", "Purpose.DRAFT"),
     "recovered by the noise of acceptance": (rejection.judge, "Purpose.RECOVER", "Purpose.ACCEPT"),
     "the draft's noise decides": (
-        rejection.judge, "Purpose.ACCEPT, width, tokens.new_zeros(1))", "Purpose.DRAFT, width, tokens[..., None])",
+        rejection.judge,
+        "Purpose.ACCEPT, width, tokens.new_zeros(1))",
+        "Purpose.DRAFT, width, tokens[..., None])",
     ),
     "the bonus is sharper": (
-        rejection.judge, "drafter = torch.zeros_like(weights)",
+        rejection.judge,
+        "drafter = torch.zeros_like(weights)",
         "drafter = torch.zeros_like(weights); drafter[:, -1] = weights[:, -1] - weights[:, -1] ** 2",
     ),
     "temperature twice": (sampling_module.warp, "[..., None]\n    order", "[..., None] ** 2\n    order"),
     "times not divided": (sampling_module.draw, "/ weights", "* weights"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
@@ -297,10 +301,16 @@ class Elsewhere(Drafter):
 
 
 WAYS = [
-    ("coupled", "all", "own"), ("rejection", "plain", "own"), ("coupled", "penalty", "none"),
-    ("rejection", "cold", "point mass"), ("rejection", "top-k", "full"), ("rejection", "top-p", "sparse"),
-    ("rejection", "penalty", "own"), ("rejection", "all", "none"), ("rejection", "cold", "own"),
-]  # fmt: skip
+    ("coupled", "all", "own"),
+    ("rejection", "plain", "own"),
+    ("coupled", "penalty", "none"),
+    ("rejection", "cold", "point mass"),
+    ("rejection", "top-k", "full"),
+    ("rejection", "top-p", "sparse"),
+    ("rejection", "penalty", "own"),
+    ("rejection", "all", "none"),
+    ("rejection", "cold", "own"),
+]
 SENTENCES = [(4_000, 1_000, *way) for way in WAYS]
 SENTENCES += [pytest.param(100_000, 4_000, *way, marks=pytest.mark.long) for way in WAYS]
 SENTENCES += [pytest.param(2_000, 1, *way, marks=pytest.mark.long) for way in WAYS[:2]]
@@ -329,9 +339,10 @@ def test_samples_of_a_sentence_share_what_is_computed_of_it(monkeypatch):
     encoded = []
     remember = type(verifier.model.model)._remember
     monkeypatch.setattr(
-        type(verifier.model.model), "_remember",
+        type(verifier.model.model),
+        "_remember",
         lambda self, source, numbers, *more: encoded.extend(numbers) or remember(self, source, numbers, *more),
-    )  # fmt: skip
+    )
     sources = sentences(3, seed=4)
     seeds = [[mixed(i, j) for j in range(7)] for i in range(len(sources))]
     requests = [Request(i, source, 15, sampling=Sampling(), seeds=seeds[i]) for i, source in enumerate(sources)]

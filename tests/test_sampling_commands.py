@@ -21,8 +21,11 @@ def test_drafts_batches_and_buffers_do_not_change_samples(folder, source, capfd)
     quick = ("--model", folder, "--input", source, *DRAW)
     expected, _ = run(capfd, *quick, "--strategy", "ar")
     for choice in (
-        [], ["--block-size", 9], ["--batch-size", 1], ["--buffer-size", 2],
-    ):  # fmt: skip
+        [],
+        ["--block-size", 9],
+        ["--batch-size", 1],
+        ["--buffer-size", 2],
+    ):
         assert run(capfd, *quick, *choice)[0] == expected
     assert run(capfd, *quick, "--strategy", "ar", "--seed", 6)[0] != expected
     penalised = [run(capfd, *quick, "--strategy", strategy, "--repetition-penalty", 1.5)[0] for strategy in ("ar", "specdec")]
@@ -57,8 +60,17 @@ def test_formats_write_all_samples_of_a_line(folder, source, lines, capfd):
 @pytest.mark.parametrize("form", ["text", "json", "fairseq"])
 def test_resume_goes_on_with_the_same_samples(folder, source, tmp_path, capfd, form):
     output = tmp_path / "out"
-    command = ("--model", folder, source, "--output", output, "--format", form, *DRAW, "--num-samples", 2, "--block-size", 4,
-               "--buffer-size", 3)  # fmt: skip
+    command = (
+        "--model",
+        folder,
+        source,
+        "--output",
+        output,
+        "--format",
+        form,
+        *DRAW,
+        *"--num-samples 2 --block-size 4 --buffer-size 3".split(),
+    )
     run(capfd, *command)
     whole = output.read_bytes()
     for calls in (1, 2) if form == "text" else (2,):

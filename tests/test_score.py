@@ -15,7 +15,6 @@ from conftest import ROOT, run_fairseq, run_python
 from specdec_plugins.commands import score
 from specdec_plugins.extras import install_command
 from specdec_plugins.measure import hypotheses, scores
-from specdec_plugins.text.moses import Moses
 
 TEXT = "der die das Hund Kind Frau Mann läuft spielt schläft im Park auf dem E-Mail-Konto S-Bahn-Hof l'été und 1,5 große"
 WORDS = TEXT.split()
@@ -92,8 +91,10 @@ def as_fairseq(scored):
     """A score in the words of fairseq-score."""
     precisions = "/".join(f"{value:2.1f}" for value in scored["precisions"])
     ratio = scored["sys_len"] / scored["ref_len"]
-    return (f"BLEU4 = {scored['score']:2.2f}, {precisions} (BP={scored['bp']:.3f}, ratio={ratio:.3f}, "
-            f"syslen={scored['sys_len']}, reflen={scored['ref_len']})")  # fmt: skip
+    return (
+        f"BLEU4 = {scored['score']:2.2f}, {precisions} (BP={scored['bp']:.3f}, ratio={ratio:.3f}, "
+        f"syslen={scored['sys_len']}, reflen={scored['ref_len']})"
+    )
 
 
 def test_plain_text_has_the_scores_and_signatures_of_sacrebleus_command(texts, tmp_path, capsys):
@@ -123,7 +124,9 @@ def test_other_languages_have_sacrebleus_tokenisers(files, tmp_path, capsys):
 
 
 def tokens(lines):
-    moses = Moses("de").tokenizer
+    import sacremoses
+
+    moses = sacremoses.MosesTokenizer("de")
     return [moses.tokenize(line, return_str=True) for line in lines]
 
 
@@ -186,7 +189,7 @@ def test_paired_tests_are_those_of_sacrebleus_command(texts, tmp_path, capsys):
     for option, title in (("--paired-bs", "paired bootstrap"), ("--paired-ar", "approximate randomisation")):
         theirs = run_python(  # its JSON of chrF fails: numpy's float32
             "-m", "sacrebleu", tmp_path / "ref", "-i", *systems, "-m", "bleu", "chrf", option, "-w", "4", "-f", "latex", "-nc"
-        ).stdout  # fmt: skip
+        ).stdout
         rows = [line.rstrip(" \\").split("&") for line in theirs.splitlines() if line.count("&") == 2][1:]
         for row, cells in zip(ours["systems"], rows, strict=True):
             for name, cell in zip(("BLEU", "chrF2"), cells[1:]):
@@ -209,9 +212,10 @@ def test_consistency_with_the_baseline(texts, tmp_path, capsys):
     for title in ("paired bootstrap", "approximate randomisation"):  # sacreBLEU has p = 0.001 for a system and itself
         assert "p_value" in near["scores"]["BLEU"][title] and "p_value" not in same["scores"]["BLEU"][title]
     share = f"{near['identical']} of 60 ({near['identical'] / 60:.1%})"
-    assert f"sentences identical to greedy: {share}; BLEU to it {theirs['score']:.2f}" in run(
-        capsys, "greedy near --baseline greedy --reference ref"
-    )[0]  # fmt: skip
+    assert (
+        f"sentences identical to greedy: {share}; BLEU to it {theirs['score']:.2f}"
+        in run(capsys, "greedy near --baseline greedy --reference ref")[0]
+    )
 
 
 def generated(texts, system, bpe=lambda line: line):
@@ -241,8 +245,10 @@ def test_output_of_fairseq_generate_is_put_in_order(texts, files, capsys):
 
 
 def test_json_of_specdec_translate(texts, files, capsys):
-    records = [{"id": index, "text": line, "tokens": tokens([line])[0].replace("Park", "Pa@@ rk").split(), "score": None}
-               for index, line in enumerate(texts["near"])]  # fmt: skip
+    records = [
+        {"id": index, "text": line, "tokens": tokens([line])[0].replace("Park", "Pa@@ rk").split(), "score": None}
+        for index, line in enumerate(texts["near"])
+    ]
     files(json=[json.dumps(record, ensure_ascii=index % 2 == 0) for index, record in enumerate(reversed(records))])
     assert found(capsys, "json --reference ref", "BLEU") == found(capsys, "near --reference ref", "BLEU")
     files(near=tokens(texts["near"]), ref=tokens(texts["ref"]))
@@ -276,11 +282,13 @@ WRONG = {
     "no score": (["D-0\ta", "D-1\tb"], "out, line 1: not index, score and text, as fairseq's H and D lines are"),
     "only sources": (["S-0\ta", "S-1\tb"], "out has no D or H lines"),
     "bad json": (['{"id": 0, "text": "a"}', '{"id": 1}'], "out, line 2: not JSON of specdec-translate (id, text, tokens)"),
-    "no text": (['{"id": 0, "text": "a"}', '{"id": 1, "text": 3}'], "out, line 2: not JSON of specdec-translate "
-                "(id, text, tokens)"),
+    "no text": (
+        ['{"id": 0, "text": "a"}', '{"id": 1, "text": 3}'],
+        "out, line 2: not JSON of specdec-translate (id, text, tokens)",
+    ),
     "json twice": (['{"id": 1, "text": "a"}', '{"id": 1, "text": "b"}'], "out, line 2: id 1 a second time, after line 1"),
     "json missing": (['{"id": 1, "text": "a"}', '{"id": 2, "text": "b"}'], "out, line 2: id 2, but id 0 is missing"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -332,9 +340,11 @@ def test_wrong_tokenisation_is_noticed(texts, files, capsys):
     files(tokens=tokens(texts["near"]), hyphens=["Ein Ort", *["eine E @-@ Mail"] * 9], quote=["Ein Ort", *["l &apos; été"] * 9])
     files(tokens_ref=tokens(texts["ref"]), ten=["Ein Ort"] * 10)
     for command, place in {
-        "tokens --reference ref": "tokens, line 1", "near --reference tokens_ref": "tokens_ref, line 1",
-        "hyphens --reference ten": "hyphens, line 2", "quote --reference ten": "quote, line 2",
-    }.items():  # fmt: skip
+        "tokens --reference ref": "tokens, line 1",
+        "near --reference tokens_ref": "tokens_ref, line 1",
+        "hyphens --reference ten": "hyphens, line 2",
+        "quote --reference ten": "quote, line 2",
+    }.items():
         err = run(capsys, command)[1]
         assert err.startswith(f"specdec-score: warning: {place}: looks tokenised, but sacreBLEU") and err.count("\n") == 1
     err = run(capsys, "near --reference tokens_ref --tokenized")[1]
@@ -399,8 +409,13 @@ def test_the_shell_door_does_what_the_published_script_does(texts, files, tmp_pa
     split = lambda line: re.sub(r"(?<=\w)-(?=\w\w)", " ##AT##-##AT## ", line)  # noqa: E731
     files(ref_split=map(split, reference), near_split=map(split, near))
     options = ["near", "--tokenized", "-t", "de", "--reference", "gen", "--json", "-"]
-    door = subprocess.run([ROOT / "score.sh", *options], cwd=tmp_path, capture_output=True, text=True,
-                          env={"PYTHON": sys.executable, "PATH": "/usr/bin:/bin"})  # fmt: skip
+    door = subprocess.run(
+        [ROOT / "score.sh", *options],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={"PYTHON": sys.executable, "PATH": "/usr/bin:/bin"},
+    )
     assert door.returncode == 0 and door.stderr == ""
     scores = json.loads(door.stdout)["systems"][0]["scores"]
     assert as_fairseq(scores["compound-split BLEU"]) == fairseq_score("near_split", "ref_split", tmp_path)

@@ -44,10 +44,13 @@ class Layer:
         self.projection = NativeLinear(weight, bias, "int4")
         self.screen = Screen(weight, bias, RANK) if screened else None
         self.stack = Stack(
-            self.engine, side_of(layers=1, heads=2, width=WIDTH, inner_width=WIDTH, max_positions=1), states,
+            self.engine,
+            side_of(layers=1, heads=2, width=WIDTH, inner_width=WIDTH, max_positions=1),
+            states,
             torch.zeros(1, WIDTH),
-            projection=self.projection, screen=self.screen,
-        )  # fmt: skip
+            projection=self.projection,
+            screen=self.screen,
+        )
 
     def __call__(self, rows):
         cache, count = torch.zeros(1), len(rows)

@@ -90,11 +90,13 @@ def records(results):
     """A library's results as the API gives them."""
     return [
         {
-            "text": each.text, "tokens": each.tokens, "drafter": each.drafter,
+            "text": each.text,
+            "tokens": each.tokens,
+            "drafter": each.drafter,
             "token_scores": pytest.approx(each.token_scores, abs=1e-4),
         }
         for each in results
-    ]  # fmt: skip
+    ]
 
 
 def outputs(content):
@@ -206,10 +208,12 @@ def test_a_glossary_in_a_request(served):
     assert found["text"] == own.text and "Köter" in own.text and found.get("unplaced", []) == own.unplaced
     for wrong, said in (
         ({"glossary": [["dog"]]}, "glossary.0: List should have at least 2 items"),
-        ({"glossary": [["dog", ""]]}, "pair 1: not a source term"), ({"glossary": [["a", "b"]] * 1001}, "at most 1000 items"),
-        ({"glossary": [["dog", "\ud800"]]}, "pair 1: a term is not Unicode"), ({"sampling": True}, "without sampling"),
+        ({"glossary": [["dog", ""]]}, "pair 1: not a source term"),
+        ({"glossary": [["a", "b"]] * 1001}, "at most 1000 items"),
+        ({"glossary": [["dog", "\ud800"]]}, "pair 1: a term is not Unicode"),
+        ({"sampling": True}, "without sampling"),
         ({"stream": True}, "does not support nbest, num_samples, mbr, context or glossary"),
-    ):  # fmt: skip
+    ):
         status, content = served.post(**{"text": text, "glossary": [["dog", "Köter"]], **wrong})
         assert status == 400 and said in content["error"], content
 
@@ -300,7 +304,7 @@ def test_the_page_asks_for_what_the_server_has(served):
         (b"\xff", ""),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_bad_requests_get_one_line(served, body, said):
     status, _, content = served.ask("POST", "/v1/translate", body, content_type="application/json")
     assert status == 400 and said in content["error"] and "\n" not in content["error"], content
@@ -317,10 +321,12 @@ def test_operations(served, caplog):
     for line in (
         r'specdec_requests_total\{path="/v1/translate",status="200"\} \d',
         r'specdec_requests_total\{path="other",status="404"\} 1',
-        r'specdec_accepted_total\{model="demo.en-de"\} [1-9]', r'specdec_texts\{model="docs.en-fr"\} 0',
-        r'specdec_draft_length_passes_total\{model="demo.en-de",tokens="\d+"\}', "process_resident_memory_bytes [1-9]",
+        r'specdec_accepted_total\{model="demo.en-de"\} [1-9]',
+        r'specdec_texts\{model="docs.en-fr"\} 0',
+        r'specdec_draft_length_passes_total\{model="demo.en-de",tokens="\d+"\}',
+        "process_resident_memory_bytes [1-9]",
         r'specdec_request_seconds_bucket\{le="0.1",path="/v1/translate"\}',
-    ):  # fmt: skip
+    ):
         assert re.search(line, figures), line
     logged = [record.getMessage() for record in caplog.records if record.name == "specdec.access"]
     assert any(re.fullmatch(r"127.0.0.1 POST /v1/translate 200 \d+ ms", line) for line in logged)
@@ -334,10 +340,14 @@ def test_the_apis_keep_what_their_schema_promises(served, tmp_path):
     """All dialects, by requests that schemathesis makes up. A schema cannot say which languages and options go together."""
     pytest.importorskip("schemathesis")
     command = [
-        sys.executable, "-m", "schemathesis.cli", "run", f"http://127.0.0.1:{served.port}/openapi.json", "--seed", "1",
-        "--phases", "examples,coverage,fuzzing", "--max-examples", "8", "--continue-on-failure", "--no-color", "--checks", "all",
-        "--exclude-checks", "positive_data_acceptance", "--generation-database", "none",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "schemathesis.cli",
+        "run",
+        f"http://127.0.0.1:{served.port}/openapi.json",
+        *"--seed 1 --phases examples,coverage,fuzzing --max-examples 8 --continue-on-failure --no-color".split(),
+        *"--checks all --exclude-checks positive_data_acceptance --generation-database none".split(),
+    ]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stdout + run.stderr
 
@@ -354,8 +364,9 @@ def test_limits_and_keys():
         assert (status, content["error"]) == (413, "101 characters exceed the limit of 100")
         assert served.post(text=["A"] * 4, headers=right)[0] == 413
         assert served.ask("POST", "/v1/translate", b"x" * 3000, **right)[::2] == (
-            413, {"error": "the body exceeds the limit of 2,000 bytes"}
-        )  # fmt: skip
+            413,
+            {"error": "the body exceeds the limit of 2,000 bytes"},
+        )
         assert served.ask("POST", "/v1/translate", iter([b"x" * 1500] * 2), **right)[0] == 413  # chunked
         status, content = served.post(text=["A"] * 3, headers=right)
         assert (status, content["error"]) == (400, "3 texts do not fit in a queue of 2; send fewer at a time")  # ever
@@ -396,8 +407,10 @@ def test_clients_that_leave_free_their_rows(served):
             {"text": " ".join(LINES * 20), "windows": "sentence", "stream": stream, **({} if stream else {"beam": 8})}
         )
         client = socket.create_connection(("127.0.0.1", served.port))
-        client.sendall(f"POST /v1/translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body.encode())}\r\n"
-                       f"content-type: application/json\r\n\r\n{body}".encode())  # fmt: skip
+        client.sendall(
+            f"POST /v1/translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body.encode())}\r\n"
+            f"content-type: application/json\r\n\r\n{body}".encode()
+        )
         waited(lambda: desk.owners)
         client.close()
         waited(lambda: not desk.owners and not served.service.models[0].served.pending)
@@ -410,8 +423,10 @@ def test_a_client_that_leaves_before_the_first_piece_frees_its_place(served):
     body = json.dumps({"text": LINES[0], "stream": True})
     try:
         client = socket.create_connection(("127.0.0.1", served.port))
-        client.sendall(f"POST /v1/translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body.encode())}\r\n"
-                       f"content-type: application/json\r\n\r\n{body}".encode())  # fmt: skip
+        client.sendall(
+            f"POST /v1/translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body.encode())}\r\n"
+            f"content-type: application/json\r\n\r\n{body}".encode()
+        )
         waited(lambda: model.pending)
         client.close()
         waited(lambda: not model.pending)
@@ -472,12 +487,25 @@ def test_a_body_without_its_type_learns_it(served):
 @pytest.mark.parametrize(
     "host, ours",
     [
-        ("localhost:5000", True), ("LOCALHOST", True), ("a.localhost:80", True), ("127.0.0.1:5000", True), ("[::1]:5000", True),
-        ("[::1]", True), ("192.168.0.7", True), ("translate.example.org:443", True), ("", True), ("localhost.:1", True),
-        ("evil.example:5000", False), ("127.0.0.1.evil.example", False), ("localhost.evil.example", False), ("evil", False),
-        ("translate.example.org.evil", False), ("[::1].evil", False), ("a@localhost", False),
+        ("localhost:5000", True),
+        ("LOCALHOST", True),
+        ("a.localhost:80", True),
+        ("127.0.0.1:5000", True),
+        ("[::1]:5000", True),
+        ("[::1]", True),
+        ("192.168.0.7", True),
+        ("translate.example.org:443", True),
+        ("", True),
+        ("localhost.:1", True),
+        ("evil.example:5000", False),
+        ("127.0.0.1.evil.example", False),
+        ("localhost.evil.example", False),
+        ("evil", False),
+        ("translate.example.org.evil", False),
+        ("[::1].evil", False),
+        ("a@localhost", False),
     ],
-)  # fmt: skip
+)
 def test_names_that_lead_here(host, ours):
     assert called(host, ["translate.example.org"]) == ours
 
@@ -509,10 +537,13 @@ def test_errors_of_all_kinds_in_each_dialect(served):
     form, packed = "application/x-www-form-urlencoded", {"content_type": "application/json", "content_encoding": "gzip"}
     for path, key, large in ("/translate", "error", 400), ("/v2/translate", "message", 413), ("/v1/translate", "error", 413):
         found = [
-            served.ask("GET", path), served.ask("POST", path, b"x" * (2 << 20), content_type=form),
-            served.ask("POST", path, b"", **packed), served.ask("POST", path, gzip.compress(b"{}" * 1000), **packed),
-            served.ask("POST", path, b"{", content_type="x/y"), served.ask("POST", path, b"A dog", content_type=form),
-        ]  # fmt: skip
+            served.ask("GET", path),
+            served.ask("POST", path, b"x" * (2 << 20), content_type=form),
+            served.ask("POST", path, b"", **packed),
+            served.ask("POST", path, gzip.compress(b"{}" * 1000), **packed),
+            served.ask("POST", path, b"{", content_type="x/y"),
+            served.ask("POST", path, b"A dog", content_type=form),
+        ]
         assert [status for status, *_ in found] == [405, large, 415, 415, 400, 400], path
         assert all([*content] == [key] and content[key] and "\n" not in content[key] for *_, content in found), path
     assert [*served.ask("GET", "/v2/none")[2]] == ["message"] and [*served.ask("GET", "/none")[2]] == ["error"]
@@ -553,8 +584,10 @@ def test_hundreds_of_requests_a_tenth_leaves(served):
         if number % 10 == 9:
             client = socket.create_connection(("127.0.0.1", served.port))
             body = json.dumps({"text": lines, **options})
-            client.sendall(f"POST /v1/translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body.encode())}\r\n"
-                           f"content-type: application/json\r\n\r\n{body}".encode())  # fmt: skip
+            client.sendall(
+                f"POST /v1/translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body.encode())}\r\n"
+                f"content-type: application/json\r\n\r\n{body}".encode()
+            )
             time.sleep(number % 7 / 100)
             client.close()
             return None
@@ -574,8 +607,10 @@ def started(config):
         port = free.getsockname()[1]
     process = subprocess.Popen(
         [sys.executable, "-m", "specdec_plugins.commands.serve", "--config", str(config), "--port", str(port)],
-        stderr=subprocess.PIPE, text=True, cwd=ROOT,
-    )  # fmt: skip
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
     served = object.__new__(Served)
     served.port = port
     waited(lambda: process.poll() is not None or answers(port))
@@ -811,7 +846,7 @@ def test_a_configuration_has_the_options_of_the_command(tmp_path):
         (None, "No such file or directory"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_bad_configurations_get_one_line(tmp_path, capsys, text, said):
     path = tmp_path / "models.toml"
     if text is not None:

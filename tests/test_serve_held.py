@@ -118,8 +118,10 @@ def measure(port: int, name: str, requests: list[tuple[str, str, bytes]], every:
     health, ordinary = (sorted(seconds for _, seconds in found[kind]) for kind in ("health", "ordinary"))
     told = ", ".join(f"{status} in {seconds:.1f} s" for status, seconds in found["costly"])
     middle = 1000 * ordinary[len(ordinary) // 2]
-    print(f"{name}: /health at most {1000 * health[-1]:.0f} ms; ordinary: median {middle:.0f} ms, worst "
-          f"{1000 * ordinary[-1]:.0f} ms; {told}")  # fmt: skip
+    print(
+        f"{name}: /health at most {1000 * health[-1]:.0f} ms; ordinary: median {middle:.0f} ms, worst "
+        f"{1000 * ordinary[-1]:.0f} ms; {told}"
+    )
     return health[-1]
 
 

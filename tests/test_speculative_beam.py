@@ -102,9 +102,11 @@ class Foreseeing(Drafter):
     def changed(self, token, level):
         wrong, drawn = (token + 1) % 14, self.random.randrange(14)
         return {
-            "wrong": wrong, "random": drawn, "alternating": token if self.calls % 2 else wrong,
+            "wrong": wrong,
+            "random": drawn,
+            "alternating": token if self.calls % 2 else wrong,
             "ended": EOS if self.random.random() < 0.3 else token,
-        }.get(self.how, token)  # fmt: skip
+        }.get(self.how, token)
 
 
 def lives_of(verifier, requests, monkeypatch, constraints=None):

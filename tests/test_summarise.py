@@ -36,11 +36,10 @@ TEXT = [
     "São Paulo – “naïve” 日本 ☃",
     "a\ttab  and spaces",
 ] * 3
-TINY = [
-    "--encoder-layers", 1, "--decoder-layers", 2, "--encoder-embed-dim", 32, "--decoder-embed-dim", 32,
-    "--encoder-ffn-embed-dim", 64, "--decoder-ffn-embed-dim", 64, "--encoder-attention-heads", 2, "--decoder-attention-heads", 2,
-    "--max-tokens", 4096, "--update-freq", 1,
-]  # fmt: skip
+TINY = """
+    --encoder-layers 1 --decoder-layers 2 --encoder-embed-dim 32 --decoder-embed-dim 32 --encoder-ffn-embed-dim 64
+    --decoder-ffn-embed-dim 64 --encoder-attention-heads 2 --decoder-attention-heads 2 --max-tokens 4096 --update-freq 1
+""".split()
 
 
 # ---- byte-level BPE
@@ -165,9 +164,14 @@ def tiny_bart(dictionary):
     from fairseq.models.bart import BARTModel
 
     args = Namespace(
-        arch="bart_base", encoder_embed_dim=32, encoder_ffn_embed_dim=64, encoder_layers=1, encoder_attention_heads=2,
-        decoder_layers=2, decoder_attention_heads=2,
-    )  # fmt: skip
+        arch="bart_base",
+        encoder_embed_dim=32,
+        encoder_ffn_embed_dim=64,
+        encoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_layers=2,
+        decoder_attention_heads=2,
+    )
     ARCH_CONFIG_REGISTRY["bart_base"](args)
     torch.manual_seed(1)
     return BARTModel.build_model(args, SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)), args
@@ -287,16 +291,22 @@ def test_from_raw_text_to_rouge(tmp_path, capsys):
     for name, tensor in ended.items():
         if name.endswith("weight"):
             torch.testing.assert_close(tensor, begun[name][: len(tensor)], rtol=0, atol=1e-6)
-    result = run_train_sh("bart_base", "distill", "init", "drafter", "average", "score", "--output", two, *how, "--updates", 2,
-                          "--", *TINY)  # fmt: skip
+    result = run_train_sh(
+        "bart_base", "distill", "init", "drafter", "average", "score", "--output", two, *how, "--updates", 2, "--", *TINY
+    )
     assert "ROUGE-Lsum" in result.stdout
     check_pair(two, local, scorer, capsys)
 
 
 def check_pair(folder, local, scorer, capsys):
     """Packs what was trained; decodes the raw test articles by three strategies, and scores them."""
-    parts = {"verifier": folder / "verifier.pt", "drafter": folder / "drafter.pt", "data": folder / "data/bin",
-             "codes": folder / "data/codes", "output": folder / "pair"}  # fmt: skip
+    parts = {
+        "verifier": folder / "verifier.pt",
+        "drafter": folder / "drafter.pt",
+        "data": folder / "data/bin",
+        "codes": folder / "data/codes",
+        "output": folder / "pair",
+    }
     assert pack.main([part for name, path in parts.items() for part in (f"--{name}", str(path))]) == 0
     outputs = {}
     how = ["--input", local / "test.source", "--model", folder / "pair", "--format", "json", "--quiet"]

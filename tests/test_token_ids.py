@@ -53,11 +53,15 @@ def test_every_id_returns(name, tmp_path):
             inputs = sample["net_input"]
             source, prefix, target = (
                 token_ids(each, symbols, end)
-                for each, end in ((inputs["src_tokens"], symbols.pad), (inputs["prev_output_tokens"], symbols.start),
-                                  (sample["target"], symbols.eos))
-            )  # fmt: skip
-            for number, read, begun, due in zip(sample["id"].tolist(), source.tolist(), without(prefix, symbols.pad),
-                                                without(target, symbols.pad)):  # fmt: skip
+                for each, end in (
+                    (inputs["src_tokens"], symbols.pad),
+                    (inputs["prev_output_tokens"], symbols.start),
+                    (sample["target"], symbols.eos),
+                )
+            )
+            for number, read, begun, due in zip(
+                sample["id"].tolist(), source.tolist(), without(prefix, symbols.pad), without(target, symbols.pad)
+            ):
                 assert begun == [symbols.start, *due[:-1]] and due[-1] == symbols.eos
                 found[split, number] = [token for token in read if token != symbols.pad], due[:-1]
     valid = [pair for number, pair in enumerate(pairs) if number % 100 == 0]
@@ -98,8 +102,9 @@ def test_the_loss_of_imported_verifiers():
         losses, right = frozen.cross_entropy(features, targets)
         total = (weights * losses).sum()
         torch.testing.assert_close(total, expected)
-        assert right.tolist() == [bool(one) and int(allowed[row.argmax()]) == int(token)
-                                  for one, row, token in zip(known, scores, targets)]  # fmt: skip
+        assert right.tolist() == [
+            bool(one) and int(allowed[row.argmax()]) == int(token) for one, row, token in zip(known, scores, targets)
+        ]
         gradient, wanted = (torch.autograd.grad(each, features, retain_graph=True)[0] for each in (total, expected))
         torch.testing.assert_close(gradient, wanted)
 
@@ -114,8 +119,9 @@ def folder(tmp_path_factory):
     torch.manual_seed(5)
     spec = altered(verifier.spec, symbols=SYMBOLS, activation="swish", zero_start=True, output_bias=True)
     tensors = {**verifier.tensors, "decoder.output_projection.bias": torch.randn(size)}
-    config = CodecConfig("one_file_codec:Characters", "it", {"characters": folder / "letters.txt"}, "xa", "xb",
-                         {"languages": LANGUAGES})  # fmt: skip
+    config = CodecConfig(
+        "one_file_codec:Characters", "it", {"characters": folder / "letters.txt"}, "xa", "xb", {"languages": LANGUAGES}
+    )
     save_folder(Pair.open(replace(verifier, spec=spec, tensors=tensors), None, config), folder / "verifier")
     return folder / "verifier"
 

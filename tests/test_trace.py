@@ -51,9 +51,14 @@ def test_a_trace_has_drafts_and_changes_no_output(capfd):
 
 @pytest.mark.parametrize(
     ("options", "expected"),
-    [([], None), (["--trace"], "model"), (["--trace", "--block-size", "auto"], "auto"), (["--trace", "--block-size", "3"], 3),
-     (["--trace", "--beta", "2", "--tau", "1"], "model")],
-)  # fmt: skip
+    [
+        ([], None),
+        (["--trace"], "model"),
+        (["--trace", "--block-size", "auto"], "auto"),
+        (["--trace", "--block-size", "3"], 3),
+        (["--trace", "--beta", "2", "--tau", "1"], "model"),
+    ],
+)
 def test_block_size_of_a_trace(options, expected):
     assert settings_of(translate.parser().parse_args(["--model", "x", *options])).block_size == expected
 

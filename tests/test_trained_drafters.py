@@ -46,9 +46,13 @@ OPTIONS = {
     "eagle": {"layers": 1, "steps": 5, "untold": 0.0},
 }
 WIDE = {
-    "encoder_embed_dim": 32, "decoder_embed_dim": 32, "encoder_ffn_embed_dim": 64, "decoder_ffn_embed_dim": 64,
-    "encoder_attention_heads": 2, "decoder_attention_heads": 4,
-}  # fmt: skip
+    "encoder_embed_dim": 32,
+    "decoder_embed_dim": 32,
+    "encoder_ffn_embed_dim": 64,
+    "decoder_ffn_embed_dim": 64,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4,
+}
 needs_kernels = pytest.mark.skipif(not compiled.library(), reason="no kernels for this machine")
 backends = pytest.mark.parametrize(
     "dtype", ["float64", *(pytest.param(dtype, marks=needs_kernels) for dtype in ("float32", "int8"))]

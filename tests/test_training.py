@@ -20,30 +20,28 @@ from specdec_plugins.training import presets
 from specdec_plugins.translator import Translator
 
 pytestmark = pytest.mark.long
-TINY = [
-    "--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "32", "--decoder-embed-dim", "32",
-    "--encoder-ffn-embed-dim", "32", "--decoder-ffn-embed-dim", "32",
-    "--encoder-attention-heads", "2", "--decoder-attention-heads", "2",
-]  # fmt: skip
-PUBLISHED = [
-    "--task", "translation_lev_modified", "--noise", "block_mask", "--arch", "block", "--criterion", "glat_loss",
-    "--block-size", "6", "--total-up", "300000", "--start-p", "0.5", "--minus-p", "0.2", "--src-embedding-copy",
-    "--apply-bert-init", "--encoder-learned-pos", "--decoder-learned-pos", "--share-all-embeddings",
-    "--activation-fn", "gelu", "--label-smoothing", "0.1", "--dropout", "0.1", "--weight-decay", "0.01",
-    "--optimizer", "adam", "--adam-betas", "(0.9,0.999)", "--adam-eps", "1e-6", "--lr-scheduler", "inverse_sqrt",
-    "--warmup-updates", "4", "--warmup-init-lr", "1e-7", "--lr", "0.001", "--stop-min-lr", "1e-9", "--clip-norm", "5",
-    "--no-progress-bar", "--fixed-validation-seed", "7",
-    "--best-checkpoint-metric", "accept_len", "--maximize-best-checkpoint-metric",
-]  # fmt: skip
+TINY = """
+    --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32 --encoder-ffn-embed-dim 32
+    --decoder-ffn-embed-dim 32 --encoder-attention-heads 2 --decoder-attention-heads 2
+""".split()
+PUBLISHED = """
+    --task translation_lev_modified --noise block_mask --arch block --criterion glat_loss --block-size 6 --total-up 300000
+    --start-p 0.5 --minus-p 0.2 --src-embedding-copy --apply-bert-init --encoder-learned-pos --decoder-learned-pos
+    --share-all-embeddings --activation-fn gelu --label-smoothing 0.1 --dropout 0.1 --weight-decay 0.01 --optimizer adam
+    --adam-betas (0.9,0.999) --adam-eps 1e-6 --lr-scheduler inverse_sqrt --warmup-updates 4 --warmup-init-lr 1e-7 --lr 0.001
+    --stop-min-lr 1e-9 --clip-norm 5 --no-progress-bar --fixed-validation-seed 7 --best-checkpoint-metric accept_len
+    --maximize-best-checkpoint-metric
+""".split()
 CAUSAL = [
-    "--task", "translation", "--arch", "drafter", "--criterion", "drafter_loss", "--drafter", "glide",
-    "--drafter-options", "length=6", "layers=1", *PUBLISHED[PUBLISHED.index("--weight-decay") :],
-]  # fmt: skip
+    *"--task translation --arch drafter --criterion drafter_loss --drafter glide".split(),
+    *"--drafter-options length=6 layers=1".split(),
+    *PUBLISHED[PUBLISHED.index("--weight-decay") :],
+]
 STOCK = ["--task", "translation", "--arch", "transformer", "--share-all-embeddings", "--optimizer", "adam", "--lr", "0.01"]
 VERIFIER = [*STOCK, "--criterion", "cross_entropy"]
-PARALLEL = [
-    "--distributed-world-size", 2, "--distributed-no-spawn", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp",
-]  # fmt: skip
+PARALLEL = """
+    --distributed-world-size 2 --distributed-no-spawn --distributed-backend gloo --ddp-backend legacy_ddp
+""".split()
 recipes = pytest.mark.parametrize("recipe", [PUBLISHED, CAUSAL], ids=["published", "causal"])
 
 
@@ -51,11 +49,22 @@ def train(data, folder, *options, updates=6, recipe=PUBLISHED, check=True, **env
     """fairseq-train a tiny model; returns its log lines by kind (train_inner, valid) and the finished process."""
     shape = frozen_verifier(data) if recipe is CAUSAL else TINY
     result = run_fairseq(
-        "train", data / "bin", "--user-dir", ROOT / "specdec_plugins", *recipe, *shape,
-        "--cpu", "--num-workers", 0, "--max-tokens", 600, "--max-update", updates, "--log-format", "json", "--log-interval", 1,
-        "--save-dir", folder, "--seed", 3, *options,
-        check=check, **environment,
-    )  # fmt: skip
+        "train",
+        data / "bin",
+        "--user-dir",
+        ROOT / "specdec_plugins",
+        *recipe,
+        *shape,
+        *"--cpu --num-workers 0 --max-tokens 600 --max-update".split(),
+        updates,
+        *"--log-format json --log-interval 1 --save-dir".split(),
+        folder,
+        "--seed",
+        3,
+        *options,
+        check=check,
+        **environment,
+    )
     logs = {"train_inner": [], "valid": []}
     for kind, line in re.findall(r"\| (train_inner|valid) \| (\{.*\})", result.stdout + result.stderr):
         logs[kind].append(json.loads(line))
@@ -192,9 +201,13 @@ def test_toy_pipeline_end_to_end(toy_data, tmp_path):
     assert len(text[0]) == len(text[1]) == len(prepared) + 30
     assert text[0][: len(prepared)] == prepared
     for line in (
-        "verifier, greedy, test: BLEU|", "score valid: accept_len ", "accuracy by block position: [", "== toy: score\n",
-        "== toy: verifier, then distill, init, drafter, average, score\n", "verifier valid: update 12 of 12, nll_loss ",
-    ):  # fmt: skip
+        "verifier, greedy, test: BLEU|",
+        "score valid: accept_len ",
+        "accuracy by block position: [",
+        "== toy: score\n",
+        "== toy: verifier, then distill, init, drafter, average, score\n",
+        "verifier valid: update 12 of 12, nll_loss ",
+    ):
         assert line in result.stdout
     assert (tmp_path / "recipe").read_text() == "glide\n"
     written = times()
@@ -385,8 +398,10 @@ def test_the_average_has_the_last_update(toy_data, tmp_path):
     shutil.copytree(toy_data, data)
     folder.mkdir()
     for name, value in (("1_100", 1.0), ("2_200", 3.0), ("last", 8.0)):
-        checkpoint.save({**checkpoint.untrained(), "args": argparse.Namespace(), "model": {"w": torch.tensor([value])}},
-                        folder / f"checkpoint_{name}.pt")  # fmt: skip
+        checkpoint.save(
+            {**checkpoint.untrained(), "args": argparse.Namespace(), "model": {"w": torch.tensor([value])}},
+            folder / f"checkpoint_{name}.pt",
+        )
     (folder / "done.250").touch()
     result = run_train_sh("toy", "verifier", "--output", tmp_path, "--updates", 250)
     assert "verifier/done.250: done" in result.stdout and "average of 3 checkpoints" in result.stdout

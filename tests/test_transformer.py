@@ -35,23 +35,34 @@ MORE_SHAPES = {
     "encoder prenorm only": {"encoder_normalize_before": True},
     "no final norm": {"decoder_normalize_before": True, "no_decoder_final_norm": True},
     "wide encoder": {
-        "share_all_embeddings": False, "encoder_embed_dim": 24, "encoder_attention_heads": 3, "encoder_layers": 1,
+        "share_all_embeddings": False,
+        "encoder_embed_dim": 24,
+        "encoder_attention_heads": 3,
+        "encoder_layers": 1,
         "decoder_layers": 3,
     },
     "odd width": {"encoder_embed_dim": 15, "decoder_embed_dim": 15, "encoder_attention_heads": 3, "decoder_attention_heads": 5},
     "gelu_accurate": {"activation_fn": "gelu_accurate"},
     "gelu_fast": {"activation_fn": "gelu_fast"},
     "learned encoder only": {"encoder_learned_pos": True, "layernorm_embedding": True, "max_source_positions": 40},
-}  # fmt: skip
+}
 TINY = {
-    "encoder_embed_dim": 48, "decoder_embed_dim": 48, "encoder_ffn_embed_dim": 20, "decoder_ffn_embed_dim": 28,
-    "encoder_layers": 2, "decoder_layers": 1, "max_source_positions": 50, "max_target_positions": 60,
-}  # fmt: skip
-ARCHITECTURES = (
-    "transformer", "transformer_tiny", "transformer_iwslt_de_en", "transformer_wmt_en_de", "transformer_vaswani_wmt_en_de_big",
-    "transformer_vaswani_wmt_en_fr_big", "transformer_wmt_en_de_big", "transformer_wmt_en_de_big_t2t",
-    "bart_base", "bart_large", "mbart_base", "mbart_large", "mbart_base_wmt20",
-)  # fmt: skip
+    "encoder_embed_dim": 48,
+    "decoder_embed_dim": 48,
+    "encoder_ffn_embed_dim": 20,
+    "decoder_ffn_embed_dim": 28,
+    "encoder_layers": 2,
+    "decoder_layers": 1,
+    "max_source_positions": 50,
+    "max_target_positions": 60,
+}
+ARCHITECTURES = tuple(
+    """
+    transformer transformer_tiny transformer_iwslt_de_en transformer_wmt_en_de transformer_vaswani_wmt_en_de_big
+    transformer_vaswani_wmt_en_fr_big transformer_wmt_en_de_big transformer_wmt_en_de_big_t2t bart_base bart_large mbart_base
+    mbart_large mbart_base_wmt20
+""".split()
+)
 
 
 @pytest.fixture(autouse=True)
@@ -261,9 +272,11 @@ def old_names(weights):
 def test_checkpoints_of_old_versions(prenorm, versions):
     """As fairseq reads them: other names, and before certain versions no norm after the last layer."""
     changes = {
-        "share_all_embeddings": False, "share_decoder_input_output_embed": False,
-        "encoder_normalize_before": prenorm, "decoder_normalize_before": prenorm,
-    }  # fmt: skip
+        "share_all_embeddings": False,
+        "share_decoder_input_output_embed": False,
+        "encoder_normalize_before": prenorm,
+        "decoder_normalize_before": prenorm,
+    }
     model, args = make_shaken(**changes)
     weights = old_names(model.state_dict())
     weights.update({f"{side}.version": torch.tensor([number]) for side, number in versions.items()})
@@ -339,11 +352,22 @@ def test_another_encoder_is_run_itself(case):
 def test_unsupported_settings_are_refused_together():
     model, args = make_shaken()
     changes = {
-        "arch": "lightconv", "adaptive_input": True, "adaptive_softmax_cutoff": "100,200", "cross_self_attention": True,
-        "no_cross_attention": True, "no_token_positional_embeddings": True, "quant_noise_pq": 0.1, "scale_attn": True,
-        "scale_fc": True, "scale_heads": True, "scale_resids": True, "activation_fn": "tanh", "decoder_output_dim": 8,
-        "decoder_input_dim": 9, "encoder_attention_heads": None,
-    }  # fmt: skip
+        "arch": "lightconv",
+        "adaptive_input": True,
+        "adaptive_softmax_cutoff": "100,200",
+        "cross_self_attention": True,
+        "no_cross_attention": True,
+        "no_token_positional_embeddings": True,
+        "quant_noise_pq": 0.1,
+        "scale_attn": True,
+        "scale_fc": True,
+        "scale_heads": True,
+        "scale_resids": True,
+        "activation_fn": "tanh",
+        "decoder_output_dim": 8,
+        "decoder_input_dim": 9,
+        "encoder_attention_heads": None,
+    }
     with pytest.raises(CheckpointError, match=r"^mine: the engine does not support") as caught:
         engine_model(model, argparse.Namespace(**{**vars(args), **changes}), "mine")
     for setting, value in changes.items():

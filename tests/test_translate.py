@@ -88,8 +88,12 @@ def test_formats_agree(folder, source, lines, capfd):
 def test_json_names_the_drafter(folder, source, capfd):
     """And what of its drafts was accepted, sentence by sentence; nothing is drafted without one."""
     own = load_folder(folder).drafter.code
-    for options, name in ((["--block-size", 3], own), (["--draft-with", "ngram", "--block-size", 3], "ngram"),
-                          (["--strategy", "ar"], None), (["--strategy", "fairseq"], None)):  # fmt: skip
+    for options, name in (
+        (["--block-size", 3], own),
+        (["--draft-with", "ngram", "--block-size", 3], "ngram"),
+        (["--strategy", "ar"], None),
+        (["--strategy", "fairseq"], None),
+    ):
         choices = ("--model", folder, "--quiet", "--input", source, "--format", "json", "--max-len-b", 12, *options)
         records = [json.loads(line) for line in run(capfd, *choices)[0].splitlines()]
         assert {record["drafter"] for record in records} == {name}
@@ -333,8 +337,12 @@ def test_help_is_short_and_removed_options_are_named(capsys):
         assert ended.value.code == 0 and len(shown) <= most
         assert {"--model", "--strategy", "--block-size", "--beta", "--tau"} <= set(shown)
         assert ("--mbr" in shown) == (option == "--help-all")
-    commands = {"specdec-translate": translate, "specdec-benchmark": benchmark, "specdec-prepare": prepare,
-                "encoder_initial.py": initialise}  # fmt: skip
+    commands = {
+        "specdec-translate": translate,
+        "specdec-benchmark": benchmark,
+        "specdec-prepare": prepare,
+        "encoder_initial.py": initialise,
+    }
     for name, options in REMOVED.items():
         for option, advice in options.items():
             with pytest.raises(SystemExit) as ended:
@@ -351,10 +359,12 @@ def started(options, output):
     """The command, in a process group of its own, when it has written something."""
     process = subprocess.Popen(
         [sys.executable, "-m", "specdec_plugins.commands.translate", *map(str, options)],
-        stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
-    )  # fmt: skip
+    )
     deadline = time.monotonic() + 60
     while not (output.exists() and output.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -367,8 +377,16 @@ def test_a_stopped_run_can_be_resumed(folder, source, tmp_path, signum, status, 
     many = tmp_path / "many"
     many.write_text(source.read_text(encoding="utf-8") * 400, encoding="utf-8")
     output = tmp_path / "output"
-    options = ["--model", folder, "--input", many, "--output", output, "--buffer-size", "16", "--max-len-b", "15",
-               "--workers", workers]  # fmt: skip
+    options = [
+        "--model",
+        folder,
+        "--input",
+        many,
+        "--output",
+        output,
+        *"--buffer-size 16 --max-len-b 15 --workers".split(),
+        workers,
+    ]
     process = started(options, output)
     if signum == signal.SIGINT:  # from a terminal it comes to all
         os.killpg(process.pid, signum)

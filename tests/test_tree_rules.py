@@ -64,8 +64,10 @@ def test_the_longest_acceptable_path_is_taken(kernels):
         tokens, parents = draft.tokens, draft.parents
         logits = torch.randn(rows, max(map(len, tokens)) + 1, 12, generator=generator, dtype=torch.float64).mul(2).round()
         logits += torch.tensor([0, 0, 2, 0, *[2] * 5, 0, 0, 3])  # what is drafted is likely, and what is suppressed, too
-        tolerances = [Tolerance(beta, rng.choice((0.5, 2.0, math.inf)) if beta > 1 else math.inf)
-                      for beta in rng.choices((1, 2, 4, 6), k=rows)]  # fmt: skip
+        tolerances = [
+            Tolerance(beta, rng.choice((0.5, 2.0, math.inf)) if beta > 1 else math.inf)
+            for beta in rng.choices((1, 2, 4, 6), k=rows)
+        ]
         minimum = [rng.choice((0, 0, 2)) for _ in range(rows)]
         repeats = [Repeats(rng.choice((0, 0, 1, 2)), rng.choices((4, 5, 6, 7), k=rng.randrange(5))) for _ in range(rows)]
         bounds = Bounds(Constraints(suppressed=(11,)), room, minimum, rng.choice((None, repeats)))
@@ -80,8 +82,10 @@ def test_the_longest_acceptable_path_is_taken(kernels):
                 path = path_to(node, parents[row])
                 before = [-1, *path]
                 words = [tokens[row][each] for each in path]
-                if all(passing(values[a + 1], words[depth], words[:depth], *limits)[0]
-                       for depth, (a, b) in enumerate(zip(before, path))):  # fmt: skip
+                if all(
+                    passing(values[a + 1], words[depth], words[:depth], *limits)[0]
+                    for depth, (a, b) in enumerate(zip(before, path))
+                ):
                     acceptable[tuple(path)] = sum(float(scores[a + 1, tokens[row][b]]) for a, b in zip(before, path))
             longest = max(map(len, acceptable))
             best = max(score for path, score in acceptable.items() if len(path) == longest)
@@ -179,7 +183,7 @@ MUTATIONS = {
     "the own token is drawn from all": (rules.draw_rest, "if refused:", "if False:"),
     "the last refusal alone counts": (rules.first_accepted, "return None, refused", "return None, refused[-1:]"),
     "always the first child": (rules.first_accepted, "number * left < chance", "True"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)

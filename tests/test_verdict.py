@@ -36,14 +36,23 @@ CASES = [
     ({"strategy": "ar"}, stats((PLAIN, 4, 5, 0, None), drafter=None), "greedy; plain decoding, as --strategy ar asks"),
     ({"strategy": "ar"}, stats((PLAIN, 4, 5, 0, None), drafter=None, beam=6), "beam 6; plain decoding, as --strategy ar asks"),
     ({"strategy": "fairseq"}, stats((PLAIN, 4, 5, 0, None), drafter=None, beam=5), "beam 5; fairseq's generator, without drafts"),
-    ({}, stats((PLAIN, 4, 5, 0, None), drafter=None),
-     "greedy; no drafter in DIR: plain decoding; train one: docs/train.md; --draft-with names drafters without training"),
-    ({}, stats((PLAIN, 4, 5, 0, None), drafter=None, beam=4),
-     "beam 4; no drafter in DIR: plain decoding; train one: docs/train.md; a drafter speeds up --beam 1"),
+    (
+        {},
+        stats((PLAIN, 4, 5, 0, None), drafter=None),
+        "greedy; no drafter in DIR: plain decoding; train one: docs/train.md; --draft-with names drafters without training",
+    ),
+    (
+        {},
+        stats((PLAIN, 4, 5, 0, None), drafter=None, beam=4),
+        "beam 4; no drafter in DIR: plain decoding; train one: docs/train.md; a drafter speeds up --beam 1",
+    ),
     ({"sampling": True}, stats((PLAIN, 4, 1, 0, None)), "sampling; no glide drafts in 1 pass: too few to try any"),
-    ({"sampling": True, "rule": "rejection"}, stats((DRAFT, 1, 5, 4, None)),
-     "sampling by the rejection rule; glide drafts of 4 tokens: 4.00 tokens per verifier pass (plain decoding: 1), 75% of the "
-     "drafted tokens accepted; --strategy ar tells whether they pay"),
+    (
+        {"sampling": True, "rule": "rejection"},
+        stats((DRAFT, 1, 5, 4, None)),
+        "sampling by the rejection rule; glide drafts of 4 tokens: 4.00 tokens per verifier pass (plain decoding: 1), 75% of the "
+        "drafted tokens accepted; --strategy ar tells whether they pay",
+    ),
     ({"beta": 3, "tau": 1.0}, stats((DRAFT, 1, 5, 4, None)), "tolerant (beta 3, tau 1); glide drafts of 4 tokens: 4.00 tokens"),
     ({"tree": 9}, stats((DRAFT, 1, 5, 4, None), drafter="recycling"), "greedy; recycling trees of up to 9 tokens: 4.00 tokens"),
     ({"strategy": "drafter"}, stats((Step([7] * 8, 8, None), 2, 5, 8, None), drafter="block"),

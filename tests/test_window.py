@@ -174,8 +174,12 @@ def test_attention_of_a_tree_is_that_of_its_paths():
 def test_chosen_positions():
     lengths, centres = torch.tensor([30, 30, 30, 7, 3]), torch.tensor([0, 15, 29, 5, 1])
     assert around(centres, lengths, Budget(6, 2)).tolist() == [
-        [0, 1, 2, 3, 4, 5], [0, 1, 13, 14, 15, 16], [0, 1, 26, 27, 28, 29], [0, 1, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5],
-    ]  # fmt: skip
+        [0, 1, 2, 3, 4, 5],
+        [0, 1, 13, 14, 15, 16],
+        [0, 1, 26, 27, 28, 29],
+        [0, 1, 3, 4, 5, 6],
+        [0, 1, 2, 3, 4, 5],
+    ]
     # Also where many positions have one mass, and where a source ends within a page.
     for budget, length, size in itertools.product((1, 6, 9, 16, 70), (1, 5, 9, 17, 90), (90, 203)):
         masses = torch.zeros(1, size)

@@ -18,7 +18,7 @@ PO = {  # a file's entries, and the line that is at fault
     "an open msgstr": ('msgid "one"\nmsgstr "\n\nmsgid "two"\nmsgstr ""\n', 5),
     "a quote within": ('msgid "one"two"\nmsgstr ""\n', 4),
     "an escaped end": ('msgid "one\\"\nmsgstr ""\n', 4),
-    "no quotes": ("msgid one\nmsgstr \"\"\n", 4),
+    "no quotes": ('msgid one\nmsgstr ""\n', 4),
     "two strings": ('msgid "one" "two"\nmsgstr ""\n', 4),
     "a comment behind": ('msgid "one" # two\nmsgstr ""\n', 4),
     "no msgstr": ('msgid "one"\n\nmsgid "two"\nmsgstr ""\n', 4),
@@ -39,7 +39,7 @@ PO = {  # a file's entries, and the line that is at fault
     "a previous open quote": ('#| msgid "one\nmsgid "two"\nmsgstr ""\n', 4),
     "a string of nothing": ('# a\n"one"\n', 5),
     "a carriage return": ('msgid "one"\rmsgstr ""\n', 4),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", PO)
@@ -95,7 +95,7 @@ HTML = {  # what a page becomes in upper case
         f"<p {KELVIN}=1 {DOTTED}{DOTTED}='x' title='ONE' alt=\"TWO\">THREE</p>",
     ),
     "no tag": (f"<{KELVIN}bd>one</{KELVIN}bd>", f"&lt;{KELVIN}BD&gt;ONE</{KELVIN}bd>"),
-    "a name in a value": ("<img data-x=\"title='one'\" title=\"two\">", "<img data-x=\"title='one'\" title=\"TWO\">"),
+    "a name in a value": ('<img data-x="title=\'one\'" title="two">', '<img data-x="title=\'one\'" title="TWO">'),
     "no space between": ("<img alt='one'title='two'src=a>", "<img alt='ONE'title='TWO'src=a>"),
     "upper case, spaces": ("<IMG ALT = 'one' TITLE\n=\n\"two\" >", "<IMG ALT = 'ONE' TITLE\n=\n\"TWO\" >"),
     "unquoted values": ("<img alt=one title='two'/>", "<img alt=one title='TWO'/>"),
@@ -112,7 +112,7 @@ HTML = {  # what a page becomes in upper case
     "CDATA is a comment": ("<p>one<![CDATA[ two > three ]]>", "<p>ONE<![CDATA[ two > THREE ]]&gt;"),
     "CDATA of SVG": ("<svg><style><![CDATA[ > ]]></style></svg>one", "<svg><style><![CDATA[ > ]]></style></svg>ONE"),
     "declarations": ("<?php one ?><!ELEMENT one>two</ three>", "<?php one ?><!ELEMENT one>TWO</ three>"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", HTML)
@@ -121,12 +121,21 @@ def test_html_is_read_as_browsers_read_it(what):
     assert translated(source, "html", str.upper) == wanted
 
 
-@pytest.mark.parametrize("source", [
-    "<p>one\n<a title='two>three", "<p>one\n<!-- two", "<p>one\n<script>two", "<p>one\n<textarea>two</text>",
-    "<p>one\n<title/>two", "<p>one\n<script><!-- <script> </script> --></script>",
-    "<p>one\n<meta charset=latin1>", "<p>one\n<meta http-equiv=Content-Type content='text/html; charset=iso-8859-1'>",
-    "<p>one\n</p", "<p>one\n<plaintext>two",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "source",
+    [
+        "<p>one\n<a title='two>three",
+        "<p>one\n<!-- two",
+        "<p>one\n<script>two",
+        "<p>one\n<textarea>two</text>",
+        "<p>one\n<title/>two",
+        "<p>one\n<script><!-- <script> </script> --></script>",
+        "<p>one\n<meta charset=latin1>",
+        "<p>one\n<meta http-equiv=Content-Type content='text/html; charset=iso-8859-1'>",
+        "<p>one\n</p",
+        "<p>one\n<plaintext>two",
+    ],
+)
 def test_malformed_html_is_refused_by_its_line(source):
     with pytest.raises(Unreadable) as error:
         translated(source, "html", str.upper)
@@ -141,11 +150,12 @@ def placed_as(source, form, *texts):
 def test_a_translation_that_is_read_differently_is_refused():
     """By the line of its text. The first would be another paragraph; tags of SubRip cannot be escaped."""
     cases = [
-        ("markdown", "One.\n\nTwo.\n", ("Un.", "Deux.\n\nTrois."), 3), ("lines", "one\ntwo\n", ("un", "deux\ntrois"), 2),
+        ("markdown", "One.\n\nTwo.\n", ("Un.", "Deux.\n\nTrois."), 3),
+        ("lines", "one\ntwo\n", ("un", "deux\ntrois"), 2),
         ("subtitles", "1\n00:01,000 --> 00:02,000\nOne\n", ("<b>Un",), 3),
         ("subtitles", "1\n00:01,000 --> 00:02,000\nOne\n", ("Un --> deux",), 3),
         ("strings", '{"a":\n"{n, plural, other {# one}}"}', ("5 } un",), 2),
-    ]  # fmt: skip
+    ]
     for form, source, texts, line in cases:
         with pytest.raises(Unreadable) as error:
             placed_as(source, form, *texts)
@@ -160,10 +170,15 @@ def test_markup_in_a_translation_is_text():
     assert placed_as("<img title='One'>", "html", signs).count("'") == 2
     assert placed_as("<xliff><trans-unit><source>One</source></trans-unit></xliff>", "xliff", signs).count("<") == 8
     for form, source in [
-        ("markdown", "One.\n"), ("markdown", "# One.\n"), ("markdown", "> - One.\n"), ("markdown", "[One.](x)\n"),
-        ("strings", '["One"]'), ("tables.commas", "One,two\n"), ("tables.tabs", "One\ttwo\n"),
+        ("markdown", "One.\n"),
+        ("markdown", "# One.\n"),
+        ("markdown", "> - One.\n"),
+        ("markdown", "[One.](x)\n"),
+        ("strings", '["One"]'),
+        ("tables.commas", "One,two\n"),
+        ("tables.tabs", "One\ttwo\n"),
         ("gettext", 'msgid "One"\nmsgstr ""\n'),
-    ]:  # fmt: skip
+    ]:
         for sign in (signs, *signs.split()):
             placed_as(source, form, sign)
 
@@ -224,11 +239,14 @@ def test_subtitles_have_codes_and_line_ends_of_their_own():
 
 def test_markdown_of_unusual_form():
     for source, wanted in [
-        ("+++\ntitle = 'one'\n+++\n\ntwo\n", "+++\ntitle = 'one'\n+++\n\nTWO\n"), ("# one \\#\n", "# ONE \\#\n"),
-        ("|a|\n|-|\n|one \\| two|\n", "|A|\n|-|\n|ONE \\| TWO|\n"), ("one &amp; &lt;b&gt; two\n", "ONE &amp; &lt;B&gt; TWO\n"),
+        ("+++\ntitle = 'one'\n+++\n\ntwo\n", "+++\ntitle = 'one'\n+++\n\nTWO\n"),
+        ("# one \\#\n", "# ONE \\#\n"),
+        ("|a|\n|-|\n|one \\| two|\n", "|A|\n|-|\n|ONE \\| TWO|\n"),
+        ("one &amp; &lt;b&gt; two\n", "ONE &amp; &lt;B&gt; TWO\n"),
         ("one&lt;2 &copy; two\n", "ONE&lt;2 &copy; TWO\n"),
-        ("<K title='one'>two</K>\n", "<K title='one'>TWO</K>\n"), ("one `a` `b` *two*\n", "ONE `a` `b` *TWO*\n"),
-    ]:  # fmt: skip
+        ("<K title='one'>two</K>\n", "<K title='one'>TWO</K>\n"),
+        ("one `a` `b` *two*\n", "ONE `a` `b` *TWO*\n"),
+    ]:
         assert translated(source, "md", str.upper) == wanted
 
 

@@ -23,13 +23,14 @@ from specdec_plugins.settings import Fault
 
 def parser() -> Parser:
     p = Parser(
-        prog="specdec-benchmark", usage="%(prog)s --model DIR --input FILE [option ...]",
+        prog="specdec-benchmark",
+        usage="%(prog)s --model DIR --input FILE [option ...]",
         description="Measure decoding: latency (one sentence at a time), throughput (a whole text on all cores), acceptance, "
         "memory, and differences in the output.",
         epilog="Throughput is measured with every mix of processes and threads that keeps all cores busy, and the fastest "
         "counts; CTranslate2 uses translators (inter_threads) for processes. Peak memory is the maximum over the run. The last "
         "line on stdout is JSON with all measurements. ctranslate2 and figures require the extra bench.",
-    )  # fmt: skip
+    )
     p.add_argument("--model", required=True, metavar="DIR", help="model or Hugging Face folder, or ORG/NAME of the Hub")
     p.add_argument("--input", required=True, metavar="FILE", help="source text")
     p.add_argument("--tokenized", action="store_true", help="the input is subwords, separated by spaces")
@@ -38,14 +39,23 @@ def parser() -> Parser:
     p.add_argument("--sentences", type=whole, metavar="N", help="only the first N")
     p.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME", help=", ".join(SYSTEMS))
     p.add_argument("--device", default="cpu", metavar="D", help="cpu, cuda, cuda:N (default: cpu)")
-    p.add_argument("--dtypes", nargs="+", metavar="T",
-                   help=f"{', '.join(DTYPES)}; on a GPU {', '.join(GPU_DTYPES)} (default: all)")  # fmt: skip
-    p.add_argument("--measure", nargs="+", choices=KINDS, default=list(KINDS), metavar="WHAT",
-                   help=f"{', '.join(KINDS)} (default: both)")  # fmt: skip
-    p.add_argument("--batch-sizes", nargs="+", type=whole, default=[1, 8, 32, 128], metavar="N",
-                   help="for throughput, per process (default: 1 8 32 128)")  # fmt: skip
-    p.add_argument("--threads", nargs="+", type=whole, metavar="N",
-                   help="candidates for a process (default: 1, 2, 4 .. all cores)")  # fmt: skip
+    p.add_argument(
+        "--dtypes", nargs="+", metavar="T", help=f"{', '.join(DTYPES)}; on a GPU {', '.join(GPU_DTYPES)} (default: all)"
+    )
+    p.add_argument(
+        "--measure", nargs="+", choices=KINDS, default=list(KINDS), metavar="WHAT", help=f"{', '.join(KINDS)} (default: both)"
+    )
+    p.add_argument(
+        "--batch-sizes",
+        nargs="+",
+        type=whole,
+        default=[1, 8, 32, 128],
+        metavar="N",
+        help="for throughput, per process (default: 1 8 32 128)",
+    )
+    p.add_argument(
+        "--threads", nargs="+", type=whole, metavar="N", help="candidates for a process (default: 1, 2, 4 .. all cores)"
+    )
     p.add_argument("--block-sizes", nargs="+", default=["auto"], metavar="K", help="for specdec: numbers or auto (default: auto)")
     p.add_argument("--beta", nargs="+", type=whole, default=[3], metavar="N", help="for specdec-tolerant (default: 3)")
     p.add_argument("--tau", nargs="+", type=number, default=[1.0], metavar="X", help="for specdec-tolerant, in nats (default: 1)")
@@ -89,8 +99,13 @@ def run(options: argparse.Namespace) -> None:
     text = read_text(reader, options.input, options.reference, options.sentences, options.tokenized)
     loads = workloads(options.measure, options.batch_sizes, options.threads or thread_choices(options.device), options.device)
     plan = Plan(options.model, systems_of(options, pair.drafter is not None), loads, options.rounds)
-    signature = {**machine(options.device, options.kernels), "block_size": pair.block_size, "model": name,
-                 "input": options.input, "sentences": len(text.sources)}  # fmt: skip
+    signature = {
+        **machine(options.device, options.kernels),
+        "block_size": pair.block_size,
+        "model": name,
+        "input": options.input,
+        "sentences": len(text.sources),
+    }
     with Steps(1.0) as steps:
         found = measured_rows(plan, text, reader, steps)
     result = {"benchmark": "specdec-benchmark", **found, "rounds": options.rounds, "signature": signature}

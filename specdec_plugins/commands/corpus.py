@@ -50,24 +50,36 @@ def parser() -> Parser:
         "same command resumes a run that ended early.",
         epilog="Inputs and output may be URLs, such as s3://bucket/folder (fsspec). Exit status: 0 done; 1 bad input or a file "
         "error; 2 wrong options.",
-    )  # fmt: skip
+    )
     groups = option_groups(p)
     text = groups["text"].add_argument
-    text("inputs", nargs="+", metavar="INPUT",
-         help="lines of UTF-8 text, or by its ending TSV, JSONL or Parquet; .gz or .zst may follow, but not Parquet")  # fmt: skip
-    text("-o", "--output", metavar="DIR", required=True,
-         help="folder for part-00000.txt and so on, which concatenate to the translation, and their reports")  # fmt: skip
+    text(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="lines of UTF-8 text, or by its ending TSV, JSONL or Parquet; .gz or .zst may follow, but not Parquet",
+    )
+    text(
+        "-o",
+        "--output",
+        metavar="DIR",
+        required=True,
+        help="folder for part-00000.txt and so on, which concatenate to the translation, and their reports",
+    )
     text("--column", metavar="NAME", help="what to translate of TSV (a number from 1, or a name of the header), JSONL or Parquet")
     text("--format", choices=("text", "json"), default="text", help="text, or one JSON object per output, scores in nats")
     text("--compress", choices=COMPRESSED, help="compress the output")
-    text("--shard-size", type=whole, default=SHARD_SIZE, metavar="BYTES",
-         help=f"input text per shard (default: {SHARD_SIZE:,})")  # fmt: skip
+    text("--shard-size", type=whole, default=SHARD_SIZE, metavar="BYTES", help=f"input text per shard (default: {SHARD_SIZE:,})")
     text("--dedup", action="store_true", help="translate equal lines of a shard once")
     add_options(groups)
     groups["machine"].add_argument(
-        "--ray", nargs="?", const="local", metavar="ADDRESS",
+        "--ray",
+        nargs="?",
+        const="local",
+        metavar="ADDRESS",
         help="run on Ray: a cluster's address, or auto to find it (default: start Ray here), with at most --workers processes "
-        "(default: as many as there is room for) of --threads cores (default: 1)")  # fmt: skip
+        "(default: as many as there is room for) of --threads cores (default: 1)",
+    )
     groups["report"].add_argument("--dry-run", action="store_true", help="estimate the time from a sample; write nothing")
     p.set_defaults(**ABSENT, workers=None)
     own = {"inputs", "column", "compress", "shard_size", "dedup", "dry_run", "on_error"}
@@ -115,10 +127,15 @@ class LineAnswerer(Answerer):
 def job_of(options: argparse.Namespace) -> Job:
     settings = settings_of(options)
     return Job(
-        options.output, partial(LineAnswerer, options), options.column, settings.outputs,
+        options.output,
+        partial(LineAnswerer, options),
+        options.column,
+        settings.outputs,
         options.buffer_size or max(1, BUFFER_SIZE // settings.drawn),
-        None if options.windows is None else MAX_DOCUMENT_BYTES, options.on_error == "skip", options.dedup,
-    )  # fmt: skip
+        None if options.windows is None else MAX_DOCUMENT_BYTES,
+        options.on_error == "skip",
+        options.dedup,
+    )
 
 
 def on_any_machine(options: argparse.Namespace, model: str | None, drafter: str | None) -> argparse.Namespace:
@@ -166,7 +183,7 @@ def run(options: argparse.Namespace) -> None:
             f"{found['lines']:,} lines, {found['tokens']:,} tokens in {found['seconds']:,.1f} s of all processes; "
             f"shards: {len(reports):,}, errors: {found['errors']:,}\n{found['verdict']}",
             file=sys.stderr,
-        )  # fmt: skip
+        )
 
 
 def verdict_of(options: argparse.Namespace, reports: Sequence[ShardReport]) -> str:
@@ -178,9 +195,7 @@ def verdict_of(options: argparse.Namespace, reports: Sequence[ShardReport]) -> s
     return verdict(settings_of(options), total, model_name(options)) if total.iterations else "nothing was translated"
 
 
-def translated(
-    executor: Executor, plan: Plan, done: Sequence[ShardReport], job: Job, quiet: bool
-) -> Iterator[ShardReport]:  # fmt: skip
+def translated(executor: Executor, plan: Plan, done: Sequence[ShardReport], job: Job, quiet: bool) -> Iterator[ShardReport]:
     """Run the shards that are left, with progress on stderr."""
     over = {report.number for report in done}
     left = [shard for shard in plan.shards if shard.number not in over]

@@ -23,9 +23,13 @@ def parser() -> Parser:
     )
     p.add_argument("--model", required=True, metavar="DIR", help="model folder; the text is in its target language")
     p.add_argument("--output", required=True, metavar="FILE", help="the datastore")
-    p.add_argument("--source", action="append", metavar="FILE",
-                   help="the sources of TEXT, line by line: the drafter then prefers translations of similar sources; once per "
-                   "TEXT, in the same order")  # fmt: skip
+    p.add_argument(
+        "--source",
+        action="append",
+        metavar="FILE",
+        help="the sources of TEXT, line by line: the drafter then prefers translations of similar sources; once per "
+        "TEXT, in the same order",
+    )
     p.add_argument("-s", "--source-lang", metavar="LANG", help="of the sources, for multilingual models")
     p.add_argument("-t", "--target-lang", metavar="LANG", help="of TEXT")
     p.add_argument("text", nargs="+", metavar="TEXT", help="UTF-8 text, one sentence per line, .gz allowed")

@@ -92,8 +92,15 @@ def table(translators: dict[str, "Translator"], results: dict[str, list["Transla
     for name, middle in medians.items():
         same = sum(found.tokens == expected.tokens for found, expected in zip(results[name], plain))
         length = translators[name].stats.mean_accepted_length
-        rows.append([f"  {name}", f"{middle * 1000:.0f} ms", f"{base / middle:.2f} x", f"{length:.2f} tokens per verifier pass",
-                     f"{same} of {len(plain)} as ar"])  # fmt: skip
+        rows.append(
+            [
+                f"  {name}",
+                f"{middle * 1000:.0f} ms",
+                f"{base / middle:.2f} x",
+                f"{length:.2f} tokens per verifier pass",
+                f"{same} of {len(plain)} as ar",
+            ]
+        )
     return tabulate(rows, tablefmt="plain", disable_numparse=True, preserve_whitespace=True, colalign=("left", *["right"] * 4))
 
 

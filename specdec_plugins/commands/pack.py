@@ -20,17 +20,25 @@ if TYPE_CHECKING:
 
 def parser() -> Parser:
     p = Parser(prog="specdec-pack", description="Make a model folder from fairseq checkpoints, dictionaries and BPE codes.")
-    p.add_argument("--verifier", required=True, metavar="PT|DIR",
-                   help="fairseq checkpoint of the autoregressive model, or the model folder that has it")  # fmt: skip
+    p.add_argument(
+        "--verifier",
+        required=True,
+        metavar="PT|DIR",
+        help="fairseq checkpoint of the autoregressive model, or the model folder that has it",
+    )
     p.add_argument("--drafter", metavar="PT", help="fairseq checkpoint of the drafter")
     p.add_argument("--data", metavar="DIR", help="folder with both dictionaries (dict.LANG.txt); a model folder has its own")
     p.add_argument("--codes", metavar="FILE", help="BPE codes; without them the folder translates only subwords")
     p.add_argument("-s", "--source-lang", metavar="LANG", help="(default: the verifier's)")
     p.add_argument("-t", "--target-lang", metavar="LANG", help="(default: the verifier's)")
     p.add_argument("--block-size", type=whole, metavar="K", help="the folder's draft length (default: as trained)")
-    p.add_argument("--draft-vocabulary", type=Path, metavar="TEXT",
-                   help="draft only the tokens that make up 99 %% of this text of target subwords, such as "
-                   "distilled/text/train.LANG of train.sh: cheaper, about the same acceptance (default: as trained)")  # fmt: skip
+    p.add_argument(
+        "--draft-vocabulary",
+        type=Path,
+        metavar="TEXT",
+        help="draft only the tokens that make up 99 %% of this text of target subwords, such as "
+        "distilled/text/train.LANG of train.sh: cheaper, about the same acceptance (default: as trained)",
+    )
     p.add_argument("--half", action="store_true", help="store weights in float16: half the size, slightly different numbers")
     p.add_argument("--output", required=True, metavar="DIR", help="the folder to make")
     return p

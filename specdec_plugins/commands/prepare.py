@@ -324,8 +324,11 @@ class Preparation:
             # run in the folder, because fairseq splits paths at commas
             result = subprocess.run(
                 [sys.executable, "-m", "fairseq_cli.preprocess", *command],
-                cwd=self.output, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+                cwd=self.output,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
         if result.returncode:
             last = (log.read_text(encoding="utf-8", errors="replace").strip() or "no message").splitlines()[-1]
             raise ValueError(f"fairseq-preprocess failed: {last} (see {log})")
@@ -337,10 +340,14 @@ class Preparation:
         libraries = ("tokenizers",) if self.options.tokenizer == BYTE_LEVEL else ("sacremoses", "subword-nmt")
         options = {name: value for name, value in vars(self.options).items() if name not in ("output", "workers")}
         return {
-            "languages": list(self.langs), "tokenizer": self.options.tokenizer, "lines": self.lines, "counts": self.counts,
+            "languages": list(self.langs),
+            "tokenizer": self.options.tokenizer,
+            "lines": self.lines,
+            "counts": self.counts,
             "options": {name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
-            "sha256": self.hashes, "versions": {name: version(name) for name in libraries},
-        }  # fmt: skip
+            "sha256": self.hashes,
+            "versions": {name: version(name) for name in libraries},
+        }
 
 
 def learn_codes(words: Counter[str], operations: int, codes: Path) -> None:
@@ -373,18 +380,34 @@ def parser() -> Parser:
     bpe.add_argument("--bpe-operations", type=whole, default=32000, metavar="N", help="codes to learn (default %(default)s)")
     bpe.add_argument("--codes", type=Path, metavar="FILE", help="use these BPE codes instead of learning them")
     bpe.add_argument("--bpe-applied", action="store_true", help="the text is subwords already: only clean and binarise it")
-    add("--tokenizer", choices=TOKENIZERS, default="moses",
+    add(
+        "--tokenizer",
+        choices=TOKENIZERS,
+        default="moses",
         help="moses; reversible, for text with code; byte-level, the BPE of GPT-2 and BART, whose vocab.bpe goes to --codes "
-        "(default %(default)s)")  # fmt: skip
-    add("--restyle", type=share, default=0, metavar="X",
-        help="fraction of training pairs in which code gets backticks, and as many again get curly apostrophes "
-        "(default 0)")  # fmt: skip
+        "(default %(default)s)",
+    )
+    add(
+        "--restyle",
+        type=share,
+        default=0,
+        metavar="X",
+        help="fraction of training pairs in which code gets backticks, and as many again get curly apostrophes (default 0)",
+    )
     add("--dict", type=Path, metavar="FILE", help="use this fairseq dictionary; requires its --codes or --bpe-applied")
     add("--dict-size", type=whole, metavar="N", help="keep only the N most frequent subwords")
-    add("--max-length", type=whole, metavar="N",
-        help="longest training sentence in subwords; 0: any (default 175; any with --bpe-applied)")  # fmt: skip
-    add("--max-ratio", type=number, metavar="X",
-        help="greatest length ratio of a training pair; 0: any (default 1.5; any with --bpe-applied)")  # fmt: skip
+    add(
+        "--max-length",
+        type=whole,
+        metavar="N",
+        help="longest training sentence in subwords; 0: any (default 175; any with --bpe-applied)",
+    )
+    add(
+        "--max-ratio",
+        type=number,
+        metavar="X",
+        help="greatest length ratio of a training pair; 0: any (default 1.5; any with --bpe-applied)",
+    )
     add("--workers", type=whole, default=usable_cpus(), metavar="N", help="processes (default %(default)s)")
     return p
 

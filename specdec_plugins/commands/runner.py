@@ -20,9 +20,8 @@ from specdec_plugins.extras import needed
 from specdec_plugins.formats.errors import printable
 from specdec_plugins.settings import MOST, MOST_THREADS, Fault, Option, OptionError
 
-ITERATIVE = [f"--iter-decode-{name}" for name in ("eos-penalty", "force-max-iter", "max-iter", "with-beam")]
-# Options of released versions and of the published code, by command, and what to use now. A name may include the removed value.
-# * stands for any characters.
+# Options of 0.1.0, the last release, by command, and what to use now. A name may include the removed value. * stands for any
+# characters. docs/from-the-published-code.md has those of the published code.
 REMOVED: dict[str, dict[str, str]] = {
     "specdec-translate": {
         "--bpe": "use --tokenized for input in subwords",
@@ -30,16 +29,6 @@ REMOVED: dict[str, dict[str, str]] = {
         "--truncate-source": "use --too-long truncate",
         "--skip-long": "use --too-long skip",
         "--dtype float64": "it is a field of Settings in Python",
-        "--path": "use --drafter",
-        "--AR-path": "use --verifier",
-        "--input-path": "use --input",
-        "--output-path": "use --output",
-        "--batch": "use --batch-size",
-        "--max-sentences": "use --batch-size",
-        "--strategy block": "use --strategy specdec",
-        "--cpu": "the CPU is the default; use --device cuda for a GPU",
-        "--fp16": "use --dtype float16",
-        **dict.fromkeys(("--user-dir", "--task", "--gen-subset", *ITERATIVE), "leave it out"),
     },
     "specdec-benchmark": {
         "--bpe": "use --tokenized for input in subwords",
@@ -49,7 +38,6 @@ REMOVED: dict[str, dict[str, str]] = {
     "encoder_initial.py": {
         "--arch": "only --arch block starts from a checkpoint; see --recipe in docs/train.md",
         "--init-decoder": "the drafter's decoder starts fresh",
-        "--freeze-encoder": "drafters on the frozen verifier are --recipe block_causal and others, docs/train.md",
     },
 }
 

@@ -23,19 +23,27 @@ def parser() -> Parser:
         "also compound-split BLEU, as for WMT14 English-German.",
         epilog="A FILE is plain text, the output of fairseq-generate (D, H and T lines, in any order) or JSON lines of "
         "specdec-translate; .gz allowed. Exit status: 0 done; 1 bad input; 2 wrong options.",
-    )  # fmt: skip
+    )
     p.add_argument("systems", nargs="+", metavar="FILE", help="hypotheses, one file per system: D lines, or H without D")
     p.add_argument("--reference", metavar="FILE", help="references (default: the first system's T lines)")
-    p.add_argument("--baseline", metavar="FILE",
-                   help="hypotheses to compare each system with, such as greedy decoding's: paired bootstrap, approximate "
-                   "randomisation, identical sentences, BLEU between the two")  # fmt: skip
-    p.add_argument("-t", "--target-lang", metavar="LANG",
-                   help="de: also compound-split BLEU; zh, ja, ko: sacreBLEU's tokenisers for these")  # fmt: skip
-    p.add_argument("--tokenized", action="store_true",
-                   help="all text is tokens (H lines, JSON's tokens): tokenised BLEU instead of BLEU and chrF")  # fmt: skip
+    p.add_argument(
+        "--baseline",
+        metavar="FILE",
+        help="hypotheses to compare each system with, such as greedy decoding's: paired bootstrap, approximate "
+        "randomisation, identical sentences, BLEU between the two",
+    )
+    p.add_argument(
+        "-t", "--target-lang", metavar="LANG", help="de: also compound-split BLEU; zh, ja, ko: sacreBLEU's tokenisers for these"
+    )
+    p.add_argument(
+        "--tokenized",
+        action="store_true",
+        help="all text is tokens (H lines, JSON's tokens): tokenised BLEU instead of BLEU and chrF",
+    )
     p.add_argument("--remove-bpe", action="store_true", help="join subwords first")
-    p.add_argument("--rouge", action="store_true",
-                   help="also ROUGE-1, ROUGE-2 and ROUGE-Lsum of summaries (extra: summarisation)")  # fmt: skip
+    p.add_argument(
+        "--rouge", action="store_true", help="also ROUGE-1, ROUGE-2 and ROUGE-Lsum of summaries (extra: summarisation)"
+    )
     p.add_argument("--comet", metavar="MODEL", help="also a COMET model, such as Unbabel/wmt22-comet-da (extra: comet)")
     p.add_argument("--source", metavar="FILE", help="source text, for --comet")
     p.add_argument("--json", metavar="FILE", help="write all results as one JSON object; -: to stdout, instead of the table")
@@ -79,12 +87,13 @@ def run(options: argparse.Namespace) -> None:
 
     metrics = make_metrics(options.target_lang, options.tokenized)
     result = {
-        "command": "specdec-score", "reference": reference.path, "baseline": options.baseline, "sentences": len(reference.lines),
-        "systems": [
-            {"system": text.path, "form": text.kind, "scores": scores(metrics, text, reference)} for text in systems
-        ],
+        "command": "specdec-score",
+        "reference": reference.path,
+        "baseline": options.baseline,
+        "sentences": len(reference.lines),
+        "systems": [{"system": text.path, "form": text.kind, "scores": scores(metrics, text, reference)} for text in systems],
         "signatures": {name: str(metric.get_signature()) for name, metric in metrics.items()},
-    }  # fmt: skip
+    }
     if options.baseline:
         compare(metrics, systems, reference, result)
     if options.rouge:

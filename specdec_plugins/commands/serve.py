@@ -36,32 +36,58 @@ def parser() -> Parser:
         usage="%(prog)s --model DIR [--model DIR ...] [option ...]",
         description="Translate over HTTP (docs/serve.md). SIGHUP loads the models again; SIGTERM stops it once "
         "accepted requests are answered.",
-    )  # fmt: skip
+    )
     p.set_defaults(tables={})  # of models in configurations: their options, by name
     add = p.add_argument
-    add("--model", metavar="DIR", action="append", default=[], help="model or Hugging Face folder, or ORG/NAME of the "
-        "Hub; repeat it for more pairs")  # fmt: skip
-    add("--config", metavar="FILE", action=Config, help="these options in TOML, and models with options of their own "
-        "(docs/serve.md); later options override it")  # fmt: skip
+    add(
+        "--model",
+        metavar="DIR",
+        action="append",
+        default=[],
+        help="model or Hugging Face folder, or ORG/NAME of the Hub; repeat it for more pairs",
+    )
+    add(
+        "--config",
+        metavar="FILE",
+        action=Config,
+        help="these options in TOML, and models with options of their own (docs/serve.md); later options override it",
+    )
     add("--host", default="127.0.0.1", metavar="NAME", help="where to listen (default: 127.0.0.1, this machine only)")
     add("--port", type=whole, default=5000, metavar="N", help="(default: 5000)")
     add("--keys", metavar="FILE", help="API keys, one per line; requests need one (default: none)")
-    add("--allow-host", metavar="NAMES", help="names, joined by commas, that clients may call the server by, besides localhost "
-        "and IP addresses (default: any, but none if --host is this machine only)")  # fmt: skip
+    add(
+        "--allow-host",
+        metavar="NAMES",
+        help="names, joined by commas, that clients may call the server by, besides localhost "
+        "and IP addresses (default: any, but none if --host is this machine only)",
+    )
     add("--rows", type=whole, default=64, metavar="N", help="outputs in flight per model; a beam counts its size (default: 64)")
-    add("--queue", type=whole, default=1024, metavar="N", help="texts waiting and in flight per model; more are refused "
-        "(default: 1024)")  # fmt: skip
+    add(
+        "--queue",
+        type=whole,
+        default=1024,
+        metavar="N",
+        help="texts waiting and in flight per model; more are refused (default: 1024)",
+    )
     add("--max-characters", type=whole, default=100_000, metavar="N", help="of a request (default: 100,000)")
     add("--max-texts", type=whole, default=256, metavar="N", help="of a request (default: 256)")
     add("--max-per-minute", type=whole, metavar="N", help="characters per minute and key; requires --keys (default: no limit)")
-    add("--quota", type=whole, metavar="N",
-        help="characters per key until the server restarts; requires --keys (default: no limit)")  # fmt: skip
+    add(
+        "--quota",
+        type=whole,
+        metavar="N",
+        help="characters per key until the server restarts; requires --keys (default: no limit)",
+    )
     add("--glossaries", metavar="DIR", help="where clients' glossaries are kept (default: in memory)")
     add("--timeout", type=number, default=60.0, metavar="S", help="seconds until a request is given up (default: 60)")
     add("--grace", type=number, default=30.0, metavar="S", help="seconds that SIGTERM leaves to requests (default: 30)")
     add("--device", default="cpu", metavar="D", help="cpu, cuda or cuda:N (default: cpu)")
-    add("--dtype", default="float32", choices=[each for each in DTYPES if each != "float64"], help="of the weights (default: "
-        "float32)")  # fmt: skip
+    add(
+        "--dtype",
+        default="float32",
+        choices=[each for each in DTYPES if each != "float64"],
+        help="of the weights (default: float32)",
+    )
     add("--threads", type=whole, metavar="N", help="CPU threads, which the models share in turn (default: one per usable CPU)")
     add("--draft-with", metavar="NAME", help="a drafter without training, for models without their own")
     return p
@@ -288,10 +314,17 @@ def run(options: argparse.Namespace) -> None:
     app = make_app(service, options.grace, names_of(options))
     app.openapi()  # is kept
     config = uvicorn.Config(
-        app, options.host, options.port, access_log=False, log_config=None,
-        server_header=False, loop="asyncio", http=Patient, ws="none",
+        app,
+        options.host,
+        options.port,
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        loop="asyncio",
+        http=Patient,
+        ws="none",
         timeout_graceful_shutdown=math.ceil(options.grace) + DRAIN,
-    )  # fmt: skip
+    )
     try:
         with suppress(Terminated, KeyboardInterrupt):  # uvicorn raises the signal again after it has stopped
             Server(config).run(listening)

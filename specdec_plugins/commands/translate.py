@@ -24,7 +24,7 @@ from specdec_plugins.commands.runner import (
     say,
     whole,
     whole_or_word,
-)  # fmt: skip
+)
 from specdec_plugins.commands.trace import legend
 from specdec_plugins.commands.translation.answers import FORMATS, Answerer, Answers, identity, settings_of
 from specdec_plugins.commands.translation.files import Files, is_folder, output_of, unit_answerer
@@ -44,8 +44,11 @@ if TYPE_CHECKING:  # options are checked before torch is loaded
     from specdec_plugins.decoding.stats import DecodeStats
 
 BUFFER_SIZE = 512  # outputs at a time
-COMMON = {"help", "help_all", "version", "files", "model", "input", "output", "resume", "format", "batch_size", "workers",
-          "trace", "quiet"}  # fmt: skip
+COMMON = {
+    *"""
+    help help_all version files model input output resume format batch_size workers trace quiet
+""".split()
+}
 COMMON |= {each.name for each in fields(Settings) if option_of(each).common}
 
 
@@ -55,24 +58,36 @@ def parser() -> Parser:
         usage="%(prog)s --model DIR [option ...] [FILE ...]",
         description="Translate lines of text or whole files. One line out per line in, in order; with --nbest N, N lines.",
         epilog="Exit status: 0 done; 1 bad input or a file error, after writing everything before it; 2 wrong options.",
-    )  # fmt: skip
+    )
     groups = option_groups(p)
     text, report = (groups[name].add_argument for name in ("text", "report"))
-    text("files", nargs="*", metavar="FILE",
-         help="lines of UTF-8 text, or by its ending another format, such as .md, .html, .po or .docx; .gz or .zst "
-         "may follow (default: stdin)")  # fmt: skip
+    text(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="lines of UTF-8 text, or by its ending another format, such as .md, .html, .po or .docx; .gz or .zst "
+        "may follow (default: stdin)",
+    )
     text("-i", "--input", metavar="FILE", help="the same, as an option")
     text("-o", "--output", metavar="FILE|DIR", help="translations, in a folder one file for each; .gz, .zst (default: stdout)")
     text("--resume", action="store_true", help="continue the --output of an interrupted run")
-    text("--format", choices=FORMATS, default="text",
-         help="text; json: one object per output, scores in nats; fairseq: S, T, H, D and P lines, scores to base 2")  # fmt: skip
+    text(
+        "--format",
+        choices=FORMATS,
+        default="text",
+        help="text; json: one object per output, scores in nats; fairseq: S, T, H, D and P lines, scores to base 2",
+    )
     add_options(groups)
     text("--reference", metavar="FILE", help="reference translations, for the T lines of --format fairseq")
     text("--markup", choices=sorted(MARKUP), help="lines, or the texts in files, are HTML or XML: keep and place their tags")
     text("--ignore-tags", metavar="NAMES", help="tags whose content is not translated, besides code, pre and the like")
     text("--columns", metavar="NAMES", help="columns of csv and tsv files to translate, by number or header, such as 2,4")
-    text("--min-confidence", type=number, metavar="P", help="report texts of files with a confidence below P, and mark them "
-         "for review in PO and XLIFF")  # fmt: skip
+    text(
+        "--min-confidence",
+        type=number,
+        metavar="P",
+        help="report texts of files with a confidence below P, and mark them for review in PO and XLIFF",
+    )
     groups["drafting"].add_argument(
         "--hint", metavar="FILE", help="earlier translations, one per line; for --draft-with previous"
     )
@@ -91,8 +106,11 @@ def option_groups(p: Parser) -> dict[str, argparse._ArgumentGroup]:
 def add_options(groups: dict[str, argparse._ArgumentGroup]) -> None:
     """The options that `Answerer` reads, of models, text, decoding and batches. `decoding_faults` checks them."""
     model, text, machine, report = (groups[name].add_argument for name in ("model", "text", "machine", "report"))
-    model("--model", metavar="DIR", help="model folder (see specdec-pack and specdec-import), Hugging Face folder, "
-          "or ORG/NAME of its Hub")  # fmt: skip
+    model(
+        "--model",
+        metavar="DIR",
+        help="model folder (see specdec-pack and specdec-import), Hugging Face folder, or ORG/NAME of its Hub",
+    )
     model("--verifier", metavar="PT", help="without a folder: fairseq checkpoint of the autoregressive model")
     model(
         "--drafter",
@@ -111,30 +129,52 @@ def add_options(groups: dict[str, argparse._ArgumentGroup]) -> None:
 
     text("--tokenized", action="store_true", help="input and output are subwords, separated by spaces")
     text("--remove-bpe", action="store_true", help="join the output's subwords; with --tokenized or --format fairseq")
-    text("--on-error", choices=("stop", "skip"), default="stop",
-         help="unreadable files, lines that are too long or not text: stop, or report and skip them (default: stop)")  # fmt: skip
-    text("--alignments", action="store_true",
-         help="source-target word numbers, from 0: ' ||| 0-0 1-2' after a text, a field of json, A lines of fairseq")  # fmt: skip
-    text("--protect", action=argparse.BooleanOptionalAction,
-         help="keep placeholders, tags, URLs, paths, names and options of programs, and code unchanged, and numbers in any "
-         "spelling (default: in files of other formats than lines)")  # fmt: skip
+    text(
+        "--on-error",
+        choices=("stop", "skip"),
+        default="stop",
+        help="unreadable files, lines that are too long or not text: stop, or report and skip them (default: stop)",
+    )
+    text(
+        "--alignments",
+        action="store_true",
+        help="source-target word numbers, from 0: ' ||| 0-0 1-2' after a text, a field of json, A lines of fairseq",
+    )
+    text(
+        "--protect",
+        action=argparse.BooleanOptionalAction,
+        help="keep placeholders, tags, URLs, paths, names and options of programs, and code unchanged, and numbers in any "
+        "spelling (default: in files of other formats than lines)",
+    )
     text("--protect-pattern", metavar="REGEX", help="--protect, also what this expression matches")
     text(
         "--glossary", metavar="FILE", help="terms to use, one per line: source, tab, target, optionally a tab and 'case' (exact)"
     )
     text("--word-scores", action="store_true", help="the mean score of each word's tokens; with --format json")
-    text("--too-long", choices=("error", "truncate", "skip"), default="error",
-         help="what to do with sources longer than the model reads: stop, cut them, or write an empty line "
-         "(default: error)")  # fmt: skip
+    text(
+        "--too-long",
+        choices=("error", "truncate", "skip"),
+        default="error",
+        help="what to do with sources longer than the model reads: stop, cut them, or write an empty line (default: error)",
+    )
     for each in fields(Settings):
         if (how := option_of(each)).shown:
             add_option(groups[how.group], each.name, how, each.default)
-    machine("--batch-size", type=whole, metavar="N",
-            help="sentences at a time (default: 32; 1 with --beta on a CPU; unlimited with --max-tokens)")  # fmt: skip
+    machine(
+        "--batch-size",
+        type=whole,
+        metavar="N",
+        help="sentences at a time (default: 32; 1 with --beta on a CPU; unlimited with --max-tokens)",
+    )
     machine("--max-tokens", type=whole, metavar="N", help="source tokens at a time, padding included")
     machine("--buffer-size", type=whole, metavar="N", help="lines read ahead (default: 512; 1 from a terminal)")
-    machine("--workers", type=whole, default=1, metavar="N",
-            help="processes that share the threads, or with --device cuda use one GPU each (default: 1)")  # fmt: skip
+    machine(
+        "--workers",
+        type=whole,
+        default=1,
+        metavar="N",
+        help="processes that share the threads, or with --device cuda use one GPU each (default: 1)",
+    )
 
     report("--quiet", action="store_true", help="no progress bar, no summary")
 

@@ -126,9 +126,16 @@ class RayActors:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the last two are deprecated before there is another way to give them
             done = dataset.map_batches(
-                Actor, fn_constructor_args=(job, self, os.getcwd()), compute=pool, batch_size=1, batch_format="pyarrow",
-                num_cpus=self.threads, num_gpus=self.gpus or None, max_restarts=-1, max_task_retries=ATTEMPTS - 1,
-            )  # fmt: skip
+                Actor,
+                fn_constructor_args=(job, self, os.getcwd()),
+                compute=pool,
+                batch_size=1,
+                batch_format="pyarrow",
+                num_cpus=self.threads,
+                num_gpus=self.gpus or None,
+                max_restarts=-1,
+                max_task_retries=ATTEMPTS - 1,
+            )
         for batch in done.iter_batches(batch_size=1, batch_format="pyarrow", prefetch_batches=0):
             yield pickle.loads(batch["outcome"][0].as_py())
 

@@ -43,9 +43,17 @@ def translate_shard(translate: Translate, shard: Shard, job: Job) -> ShardReport
     counts["beam"] = max((stats.beam for stats in work.stats), default=1)
     tokens, seconds = sum(stats.committed for stats in work.stats), time.perf_counter() - began
     report = ShardReport(
-        shard.number, shard.output, shard.count, written, size, digest.hexdigest(), tokens, **counts, seconds=seconds,
+        shard.number,
+        shard.output,
+        shard.count,
+        written,
+        size,
+        digest.hexdigest(),
+        tokens,
+        **counts,
+        seconds=seconds,
         errors=work.errors,
-    )  # fmt: skip
+    )
     manifest.record(job.folder, report)
     return report
 

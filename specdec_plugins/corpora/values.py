@@ -70,9 +70,11 @@ class Job:
     dedup: bool = False  # translate equal lines of a shard once
 
 
-COUNTED = (
-    "passes", "iterations", "drafting", "drafted", "accepted", "compared_tokens", "compared_cost", "plain", "plain_cost",
-)  # fmt: skip
+COUNTED = tuple(
+    """
+    passes iterations drafting drafted accepted compared_tokens compared_cost plain plain_cost
+""".split()
+)
 
 
 @dataclass(frozen=True)

@@ -60,9 +60,7 @@ class DocumentLossConfig(LabelSmoothedCrossEntropyCriterionConfig):
 class DocumentLoss(VerifierLoss):
     """`VerifierLoss` on documents; validation is plain cross-entropy. Resuming resets the average of the guidance loss."""
 
-    def __init__(
-        self, task, sentence_avg, label_smoothing, ignore_prefix_size=0, report_accuracy=False, repetition_noise=2.0
-    ):  # fmt: skip
+    def __init__(self, task, sentence_avg, label_smoothing, ignore_prefix_size=0, report_accuracy=False, repetition_noise=2.0):
         super().__init__(task, sentence_avg, label_smoothing, ignore_prefix_size, report_accuracy)
         self.repetition_noise = repetition_noise
         self.ends = sentence_ends(task.source_dictionary, task.target_dictionary)
@@ -86,9 +84,13 @@ class DocumentLoss(VerifierLoss):
     def with_noise(self, model, sample):
         inputs = sample["net_input"]
         prefix, target = with_repetitions(
-            inputs["prev_output_tokens"], sample["target"], self.repetition_noise / 1000, self.padding_idx,
-            {self.task.target_dictionary.eos(), self.ends[1]}, model.max_decoder_positions(),
-        )  # fmt: skip
+            inputs["prev_output_tokens"],
+            sample["target"],
+            self.repetition_noise / 1000,
+            self.padding_idx,
+            {self.task.target_dictionary.eos(), self.ends[1]},
+            model.max_decoder_positions(),
+        )
         return {**sample, "target": target, "net_input": {**inputs, "prev_output_tokens": prefix}}
 
     @classmethod

@@ -24,8 +24,9 @@ from specdec_plugins.files.packages import Package, related
 from specdec_plugins.files.xml import ROOT, closings, namespace, tokens
 
 NAMESPACES = (
-    "http://schemas.openxmlformats.org/wordprocessingml/2006/main", "http://purl.oclc.org/ooxml/wordprocessingml/main",
-)  # fmt: skip
+    "http://schemas.openxmlformats.org/wordprocessingml/2006/main",
+    "http://purl.oclc.org/ooxml/wordprocessingml/main",
+)
 TEXTS = ("header", "footer", "footnotes", "endnotes", "comments")  # parts beside the body
 INLINE = "docx.inline"
 AROUND = frozenset(["w:hyperlink", "w:ins", "w:moveTo", "w:smartTag", "w:customXml", "w:sdt", "w:sdtContent", "w:dir", "w:bdo"])

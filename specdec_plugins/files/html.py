@@ -14,13 +14,13 @@ from specdec_plugins.files.markup import TAG, Dialect, Token, Tokens, attributes
 from specdec_plugins.text.placing import DEEPEST
 
 INLINE = frozenset(
-    "a abbr acronym b bdi bdo big cite code data del dfn em font i img ins kbd label mark q rp rt ruby s samp small span "  # noqa: SIM905
+    "a abbr acronym b bdi bdo big cite code data del dfn em font i img ins kbd label mark q rp rt ruby s samp small span "
     "strike strong sub sup time tt u var wbr".split()
 )
-VOID = frozenset("area base br col embed hr img input link meta source track wbr".split())  # noqa: SIM905
+VOID = frozenset("area base br col embed hr img input link meta source track wbr".split())
 RCDATA = frozenset(["title", "textarea"])  # without tags inside, but with entities
-RAW = RCDATA | frozenset("style script xmp iframe noembed noframes plaintext".split())  # noqa: SIM905
-VERBATIM = RAW - {"title"} | frozenset("code kbd samp var pre math svg template".split())  # noqa: SIM905
+RAW = RCDATA | frozenset("style script xmp iframe noembed noframes plaintext".split())
+VERBATIM = RAW - {"title"} | frozenset("code kbd samp var pre math svg template".split())
 ATTRIBUTES = frozenset(["alt", "title", "placeholder", "label", "aria-label", "aria-description"])
 
 

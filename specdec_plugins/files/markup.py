@@ -157,7 +157,7 @@ def block_spans(source: str, tokens: Sequence[Token], escapes: Mapping[str, str]
 
 def message_spans(
     source: str, tokens: Sequence[Token], found: Sequence[Message], escapes: Mapping[str, str] | None, doubled: bool
-) -> Iterator[Span]:  # fmt: skip
+) -> Iterator[Span]:
     """The spans of the messages in a text, whose tokens are its characters. An apostrophe is spelled ``doubled``, or not."""
     for message in found:
         own, at = list[Token](), message.start

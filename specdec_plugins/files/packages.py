@@ -67,8 +67,10 @@ class Package:
             for name, old in self.members.items():
                 member = ZipInfo(name, old.date_time)
                 member.compress_type, member.external_attr, member.create_system = (
-                    old.compress_type, old.external_attr, old.create_system,
-                )  # fmt: skip
+                    old.compress_type,
+                    old.external_attr,
+                    old.create_system,
+                )
                 data = changed.get(name)
                 package.writestr(member, self.read(name, UNPACKED) if data is None else data)
         return stream.getvalue()

@@ -30,7 +30,7 @@ class Written:
 
 def rewrite(
     source: str, changed: Sequence[tuple["Span", Placed]], least: float
-) -> tuple[str, Sequence[Written], Mapping[Place, str]]:  # fmt: skip
+) -> tuple[str, Sequence[Written], Mapping[Place, str]]:
     """The file with its translations, where those are in it, and what each means, by the place of its span.
 
     The spans come in order, those around others first.

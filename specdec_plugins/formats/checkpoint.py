@@ -100,9 +100,18 @@ def unpickled(path: str | os.PathLike[str], mapped: bool = False) -> Any:
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{path}: refused: {_refusal(error)}") from None
     except (
-        RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, AssertionError,
-        OverflowError, struct.error,
-    ) as error:  # fmt: skip
+        RuntimeError,
+        EOFError,
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        AssertionError,
+        OverflowError,
+        struct.error,
+    ) as error:
         # A truncated or foreign file can fail at any step of reading; all mean the same to the user.
         raise CheckpointError(f"{path}: not a readable checkpoint, or a damaged one ({type(error).__name__})") from None
     if mapped:

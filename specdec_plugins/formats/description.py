@@ -106,10 +106,13 @@ class DescriptionOfFormat1(Dictionaries):
 VERSIONS = {1: DescriptionOfFormat1, 2: DescriptionOfFormat2, 3: Description, FORMAT: Description}
 # Where formats 2 and 3 had what is now a part's
 MOVED = {
-    "heads": ("attention", "heads"), "inner_width": ("feed_forward", "width"), "activation": ("feed_forward", "activation"),
-    "embedding_norm": ("embedding", "norm"), "embedding_scale": ("embedding", "scale"),
+    "heads": ("attention", "heads"),
+    "inner_width": ("feed_forward", "width"),
+    "activation": ("feed_forward", "activation"),
+    "embedding_norm": ("embedding", "norm"),
+    "embedding_scale": ("embedding", "scale"),
     "position_offset": ("embedding", "offset"),
-}  # fmt: skip
+}
 
 
 def read_description(path: Path) -> Description | DescriptionOfFormat1:

@@ -35,41 +35,64 @@ SHIM = "drafter"  # the architecture of drafters in one file: `models.drafter`
 ARCHITECTURES = ("transformer", "bart", "mbart", *DRAFTERS)  # by the first part of --arch
 SIDES = ("encoder", "decoder")
 
-SPEC_SETTINGS = frozenset({
-    "arch", "_name", "activation_fn", "max_source_positions", "max_target_positions", "no_scale_embedding", "layernorm_embedding",
-    "no_decoder_final_norm", "share_all_embeddings", "share_decoder_input_output_embed", "decoder_input_dim",
-    "decoder_output_dim", "src_embedding_copy", "successor_width",
-    *(f"{side}_{name}" for side in SIDES for name in (
-        "embed_dim", "ffn_embed_dim", "layers", "attention_heads", "normalize_before", "learned_pos",
-    )),
-})  # fmt: skip
+SPEC_SETTINGS = frozenset(
+    {
+        *"arch _name activation_fn max_source_positions max_target_positions no_scale_embedding".split(),
+        *"layernorm_embedding no_decoder_final_norm share_all_embeddings share_decoder_input_output_embed".split(),
+        *"decoder_input_dim decoder_output_dim src_embedding_copy successor_width".split(),
+        *(
+            f"{side}_{name}"
+            for side in SIDES
+            for name in (
+                "embed_dim",
+                "ffn_embed_dim",
+                "layers",
+                "attention_heads",
+                "normalize_before",
+                "learned_pos",
+            )
+        ),
+    }
+)
 HARMLESS: dict[str, tuple[Any, ...]] = {  # besides None
-    **dict.fromkeys((
-        "adaptive_input", "char_inputs", "cross_self_attention", "full_context_alignment", "merge_src_tgt_embed",
-        "no_cross_attention", "no_token_positional_embeddings", "scale_attn", "scale_fc", "scale_heads", "scale_resids",
-    ), (False,)),
+    **dict.fromkeys(
+        tuple(
+            """
+            adaptive_input char_inputs cross_self_attention full_context_alignment merge_src_tgt_embed no_cross_attention
+            no_token_positional_embeddings scale_attn scale_fc scale_heads scale_resids
+        """.split()
+        ),
+        (False,),
+    ),
     **dict.fromkeys(("base_layers", "quant_noise_pq", "quant_noise_scalar"), (0,)),
     **dict.fromkeys((f"{side}_{name}" for side in SIDES for name in ("layers_to_keep", "xformers_att_config")), ("",)),
     "adaptive_softmax_cutoff": (),
-}  # fmt: skip
-WITHOUT_EFFECT = frozenset({
-    "activation_dropout", "attention_dropout", "dropout", "relu_dropout", "encoder_layerdrop", "decoder_layerdrop",
-    "encoder_embed_path", "decoder_embed_path", "checkpoint_activations", "offload_activations", "min_params_to_wrap", "export",
-    "adaptive_input_cutoff", "adaptive_input_factor", "adaptive_softmax_dropout", "adaptive_softmax_factor",
-    "tie_adaptive_weights", "tie_adaptive_proj", "base_sublayers", "base_shuffle", "quant_noise_pq_block_size",
-    "apply_bert_init", "freeze_encoder", "pooler_activation_fn", "pooler_dropout", "spectral_norm_classification_head",
-})  # fmt: skip
+}
+WITHOUT_EFFECT = frozenset(
+    {
+        *"""
+        activation_dropout attention_dropout dropout relu_dropout encoder_layerdrop decoder_layerdrop encoder_embed_path
+        decoder_embed_path checkpoint_activations offload_activations min_params_to_wrap export adaptive_input_cutoff
+        adaptive_input_factor adaptive_softmax_dropout adaptive_softmax_factor tie_adaptive_weights tie_adaptive_proj
+        base_sublayers base_shuffle quant_noise_pq_block_size apply_bert_init freeze_encoder pooler_activation_fn pooler_dropout
+        spectral_norm_classification_head
+    """.split()
+    }
+)
 # fairseq's names for model options...
 MODEL_OPTION = re.compile(
     r"(encoder|decoder|share|no|scale|layernorm|activation|adaptive|attention|base|cross|quant_noise|tie)_|max_(.+_)?positions$"
 )
 # ...and options of training, data and generation that look the same.
-NO_MODEL_OPTIONS = frozenset({
-    "decoder_langtok", "encoder_langtok", "max_positions", "no_beamable_mm", "no_bias_correction", "no_early_stop",
-    "no_epoch_checkpoints", "no_last_checkpoints", "no_progress_bar", "no_repeat_ngram_size", "no_reshard_after_forward",
-    "no_save", "no_save_optimizer_state", "no_save_optimizer_state_on_training_finished", "no_seed_provided", "no_shuffle",
-    "no_whole_word_mask_langs", "scale_parameter",
-})  # fmt: skip
+NO_MODEL_OPTIONS = frozenset(
+    {
+        *"""
+        decoder_langtok encoder_langtok max_positions no_beamable_mm no_bias_correction no_early_stop no_epoch_checkpoints
+        no_last_checkpoints no_progress_bar no_repeat_ngram_size no_reshard_after_forward no_save no_save_optimizer_state
+        no_save_optimizer_state_on_training_finished no_seed_provided no_shuffle no_whole_word_mask_langs scale_parameter
+    """.split()
+    }
+)
 # Not part of the function: counters, sinusoidal tables (computed again), unused heads, markers.
 NO_WEIGHTS = re.compile(
     r"(encoder|decoder)\.(version|embed_positions\.(weights|_float_tensor))|classification_heads\..*|block_(format|verifier)"
@@ -296,10 +319,13 @@ def checkpoint_of(model: Model) -> Checkpoint:
         if not learned:
             del weights[positions]  # fairseq computes it
         args |= {
-            f"{name}_embed_dim": side.width, f"{name}_ffn_embed_dim": side.feed_forward.width, f"{name}_layers": side.layers,
-            f"{name}_attention_heads": side.attention.heads, f"{name}_normalize_before": prenorm[side],
+            f"{name}_embed_dim": side.width,
+            f"{name}_ffn_embed_dim": side.feed_forward.width,
+            f"{name}_layers": side.layers,
+            f"{name}_attention_heads": side.attention.heads,
+            f"{name}_normalize_before": prenorm[side],
             f"{name}_learned_pos": learned,
-        }  # fmt: skip
+        }
     return {"args": argparse.Namespace(**args), "cfg": None, "model": weights}
 
 

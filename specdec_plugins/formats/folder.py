@@ -192,9 +192,13 @@ def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False) 
         drafter = None
         if (model := pair.drafter) is not None:
             drafter = DrafterEntry(
-                spec=model.spec, code=model.code, block_size=model.block_size, options=model.options, verifier=model.verifier,
+                spec=model.spec,
+                code=model.code,
+                block_size=model.block_size,
+                options=model.options,
+                verifier=model.verifier,
                 **_store(temporary, "drafter", model, pair.verifier.tensors, half),
-            )  # fmt: skip
+            )
         languages = config.source_lang, config.target_lang
         described = Description(description.FORMAT, *languages, codec, verifier, drafter, alignment=pair.alignment)
         text = json.dumps(dataclasses.asdict(described), indent=1)

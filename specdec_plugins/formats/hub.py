@@ -15,11 +15,12 @@ from specdec_plugins.formats.errors import brief
 
 NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)  # a repository, and its revision if given
 MAX_JSON_BYTES = 1_000_000
-DESCRIPTIONS = (
-    "model.json", "config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "tokenizer.json", "vocab.json", "target_vocab.json", "merges.txt", "source.spm", "target.spm",
-    "sentencepiece.bpe.model", "spiece.model",
-)  # fmt: skip
+DESCRIPTIONS = tuple(
+    """
+    model.json config.json generation_config.json tokenizer_config.json special_tokens_map.json added_tokens.json tokenizer.json
+    vocab.json target_vocab.json merges.txt source.spm target.spm sentencepiece.bpe.model spiece.model
+""".split()
+)
 # The safe format first; either whole or in shards with an index.
 WEIGHTS = (
     ["model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"],

@@ -162,18 +162,21 @@ def tensor_faults(
     vocabularies = [(given.get(f"{side}.embed_tokens.weight") or (0,))[0] for side in ("encoder", "decoder")]
     wanted = {**shapes(spec, *vocabularies), **(more or {})}
     wrong = [
-        f"{name} {tuple(given[name])}, not {shape}" for name, shape in wanted.items()
+        f"{name} {tuple(given[name])}, not {shape}"
+        for name, shape in wanted.items()
         if name in given and not _fits(name, tuple(given[name]), shape)
-    ]  # fmt: skip
+    ]
     missing = [name for name in wanted if name not in given]
     foreign = [name for name in given if name not in wanted]
     return [
         f"{what}: {listed(names)}"
         for what, names in (
-            ("missing weights", missing), ("weights without a place here", foreign), ("weights of another shape", wrong)
+            ("missing weights", missing),
+            ("weights without a place here", foreign),
+            ("weights of another shape", wrong),
         )
         if names
-    ]  # fmt: skip
+    ]
 
 
 def own_shapes(spec: ModelSpec, given: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

@@ -31,9 +31,10 @@ def _object(cls: Any, data: Any, where: str, faults: list[str]) -> Any:
     dot = f"{where}." if where else ""
     faults += [f"unknown key '{dot}{key}'" for key in data if key not in fields]
     needed = [
-        name for name, each in fields.items()
+        name
+        for name, each in fields.items()
         if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
-    ]  # fmt: skip
+    ]
     faults += [f"no '{dot}{name}'" for name in needed if name not in data]
     hints, before = typing.get_type_hints(cls), len(faults)
     values = {name: _value(hints[name], data[name], f"{dot}{name}", faults) for name in fields if name in data}

@@ -92,9 +92,13 @@ def ended(row: list[int], eos: int) -> list[int]:
 
 @torch.inference_mode()
 def certify(
-    original: str, folder: str, lines: Sequence[str] | None = None, source_lang: str | None = None,
-    target_lang: str | None = None, step: Callable[[str, float], None] = lambda what, done: None,
-) -> Certificate:  # fmt: skip
+    original: str,
+    folder: str,
+    lines: Sequence[str] | None = None,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+    step: Callable[[str, float], None] = lambda what, done: None,
+) -> Certificate:
     """Compare ``folder`` with transformers' reading of the ``original``. ``step`` receives the next phase and the
     fraction of the work that is done. Raises ValueError or ImportError."""
     step("loading transformers and the model", 0.0)
@@ -145,6 +149,13 @@ def certify(
             best, own = ([*each, symbols.eos][at] for each in (wanted, tokens))
             differences.append(Difference(number + 1, at + 1, (logits[at, best] - logits[at, own]).item()))
     return Certificate(
-        len(lines), counts["sources"], counts["outputs"], counts["texts"], largest, tuple(differences), beam.size,
-        counts["searched"], transformers=transformers.__version__,
-    )  # fmt: skip
+        len(lines),
+        counts["sources"],
+        counts["outputs"],
+        counts["texts"],
+        largest,
+        tuple(differences),
+        beam.size,
+        counts["searched"],
+        transformers=transformers.__version__,
+    )

@@ -58,9 +58,14 @@ class FairseqGenerator:
 
         beam = self.beam
         generator = SequenceGenerator(
-            [self.model], self.dictionaries[1], beam_size=beam.size, max_len_a=max_len_a, max_len_b=max_len_b,
-            len_penalty=beam.length_penalty, unk_penalty=beam.unk_penalty,
-        )  # fmt: skip
+            [self.model],
+            self.dictionaries[1],
+            beam_size=beam.size,
+            max_len_a=max_len_a,
+            max_len_b=max_len_b,
+            len_penalty=beam.length_penalty,
+            unk_penalty=beam.unk_penalty,
+        )
         if requests[0].no_repeat:
             generator.repeat_ngram_blocker = Blocker(requests[0].no_repeat)
         pad = Symbols().pad

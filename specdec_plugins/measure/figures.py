@@ -28,8 +28,10 @@ def speeds(rows: Sequence[Row], path: Path) -> None:
     for panel, (title, each) in zip(axes[:, 0], panels.items()):
         centres = list(range(len(each)))[::-1]
         values = [row["tokens_per_second"] for row in each]
-        spans = [[max(0.0, value - row["tokens"] / max(row["seconds"])) for row, value in zip(each, values)],
-                 [max(0.0, row["tokens"] / min(row["seconds"]) - value) for row, value in zip(each, values)]]  # fmt: skip
+        spans = [
+            [max(0.0, value - row["tokens"] / max(row["seconds"])) for row, value in zip(each, values)],
+            [max(0.0, row["tokens"] / min(row["seconds"]) - value) for row, value in zip(each, values)],
+        ]
         faces = [FACES.get(row["strategy"], OURS) for row in each]
         panel.barh(centres, values, 0.7, color=faces, xerr=spans, error_kw={"elinewidth": 1.2, "capsize": 2})
         for centre, value, over in zip(centres, values, spans[1]):

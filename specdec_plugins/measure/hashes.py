@@ -23,8 +23,10 @@ SHIPPED = {"demo.en-de": "demo.txt", "docs.en-fr": "docs.txt"}  # pairs and thei
 HASHES = DATA / "hashes.json"
 DTYPES = ("float32", "bfloat16", "int8")
 DECODING: dict[str, dict[str, Any]] = {
-    "ar": {"strategy": "ar"}, "ar, beam 4": {"strategy": "ar", "beam": 4, "lenpen": 0.6}, "specdec": {"strategy": "specdec"},
-}  # fmt: skip
+    "ar": {"strategy": "ar"},
+    "ar, beam 4": {"strategy": "ar", "beam": 4, "lenpen": 0.6},
+    "specdec": {"strategy": "specdec"},
+}
 Hashes = dict[str, dict[str, str]]  # by data type and way to decode: of tokens and of scores
 
 

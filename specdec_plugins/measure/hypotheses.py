@@ -103,8 +103,11 @@ def same_length(text: Text, reference: Text) -> None:
 
 def wrong_tokenisation(text: Text, tokenized: bool) -> str | None:
     """A warning if the text looks tokenised, or with ``tokenized`` not tokenised."""
-    sign, what = (PLAIN, "not tokenised, but --tokenized takes it as it is") if tokenized else (
-        TOKENISED, "tokenised, but sacreBLEU expects plain text (detokenise it, or use --tokenized)")  # fmt: skip
+    sign, what = (
+        (PLAIN, "not tokenised, but --tokenized takes it as it is")
+        if tokenized
+        else (TOKENISED, "tokenised, but sacreBLEU expects plain text (detokenise it, or use --tokenized)")
+    )
     suspects = [index for index, line in enumerate(text.lines) if sign.search(line)]
     if len(suspects) * 10 > len(text.lines):  # any text may have a few such lines
         return f"{text.at(suspects[0])}: looks {what}"

@@ -44,9 +44,14 @@ def machine(device: str = "cpu", kernels: str | None = None) -> dict[str, Any]:
 
         on = {"kernels": found.name if (found := chosen(kernels)) else "none"}
     return {
-        "date": time.strftime("%Y-%m-%d"), "cpu": cpu_name(), "cores": usable_cpus(), "python": platform.python_version(),
-        **versions, **on, **source(),
-    }  # fmt: skip
+        "date": time.strftime("%Y-%m-%d"),
+        "cpu": cpu_name(),
+        "cores": usable_cpus(),
+        "python": platform.python_version(),
+        **versions,
+        **on,
+        **source(),
+    }
 
 
 def source() -> dict[str, str]:

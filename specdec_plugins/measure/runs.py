@@ -165,20 +165,31 @@ def summarise(measured: Measured, expected: list[list[str]]) -> dict[str, Any]:
     seconds = median(measured.seconds[measured.mix])
     spent = first.phases.total() or 1.0
     row: dict[str, Any] = {
-        "system": system.name, "strategy": system.strategy, "dtype": system.dtype, "block_size": system.block,
-        "beta": system.beta, "tau": system.tau, "kind": workload.kind, "batch_size": workload.batch_size,
-        "workers": measured.mix.workers, "threads": measured.mix.threads,
-        "lengths": dict(sorted(first.lengths.items())), "accepted_lengths": dict(sorted(first.accepted_lengths.items())),
-        "tokens_per_second": round(tokens / seconds), "sentences_per_second": round(len(first.outputs) / seconds, 1),
-        "seconds": [round(run.seconds, 4) for run in found], "tokens": tokens,
+        "system": system.name,
+        "strategy": system.strategy,
+        "dtype": system.dtype,
+        "block_size": system.block,
+        "beta": system.beta,
+        "tau": system.tau,
+        "kind": workload.kind,
+        "batch_size": workload.batch_size,
+        "workers": measured.mix.workers,
+        "threads": measured.mix.threads,
+        "lengths": dict(sorted(first.lengths.items())),
+        "accepted_lengths": dict(sorted(first.accepted_lengths.items())),
+        "tokens_per_second": round(tokens / seconds),
+        "sentences_per_second": round(len(first.outputs) / seconds, 1),
+        "seconds": [round(run.seconds, 4) for run in found],
+        "tokens": tokens,
         "mixes": {str(mix): round(tokens / median(each)) for mix, each in measured.seconds.items()},  # tokens per second
         "differing": measured.differing,
         "mean_accepted_length": round(first.mean_accepted_length, 3),
         "acceptance_by_position": [round(rate, 3) for rate in first.acceptance_by_position],
         "time_by_phase": {name: round(value / spent, 3) for name, value in first.phases.items()},
-        "identical": sum(ours == theirs for ours, theirs in zip(first.outputs, expected)), "of": len(expected),
+        "identical": sum(ours == theirs for ours, theirs in zip(first.outputs, expected)),
+        "of": len(expected),
         "peak_memory_mib": round(found[-1].peak / 2**20),
-    }  # fmt: skip
+    }
     if workload.kind == "latency":
         latencies = np.median([run.latencies for run in found], axis=0)  # of each sentence
         for percent, value in zip(PERCENTILES, np.percentile(latencies, PERCENTILES)):

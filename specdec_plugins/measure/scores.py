@@ -11,7 +11,7 @@ from typing import Any
 
 from specdec_plugins.extras import needed
 from specdec_plugins.measure.hypotheses import Text
-from specdec_plugins.text.moses import Moses
+from specdec_plugins.text.moses_rules import MosesRules
 
 TESTS = {"bs": "paired bootstrap", "ar": "approximate randomisation"}
 MAX_PAIRED = 20_000  # sentences; sacreBLEU's bootstrap keeps all samples in memory: 1.4 GB for chrF
@@ -40,8 +40,8 @@ def make_metrics(target_lang: str | None, tokenized: bool) -> dict[str, Any]:
         if tokenized:
             metrics["compound-split BLEU"] = fairseq_bleu(split_compounds, "none+compound-split")
         else:
-            moses = Moses("de").tokenizer  # as tokenizer.perl -l de: no normalisation, hyphens intact
-            tokenise = cache(lambda line: split_compounds(moses.tokenize(line, return_str=True)))  # each test repeats the calls
+            moses = MosesRules("de")  # as tokenizer.perl -l de: no normalisation, hyphens intact
+            tokenise = cache(lambda line: split_compounds(moses.tokenize(line, hyphens=False)))  # each test repeats the calls
             metrics["compound-split BLEU"] = fairseq_bleu(tokenise, f"moses-de-{version('sacremoses')}+compound-split")
     return metrics
 

@@ -91,8 +91,11 @@ class OwnSystem:
         from specdec_plugins.settings import Settings
 
         settings: dict[str, Any] = {
-            "strategy": system.strategy.split("-")[0], "dtype": system.dtype, "threads": mix.threads, "device": system.device
-        }  # fmt: skip
+            "strategy": system.strategy.split("-")[0],
+            "dtype": system.dtype,
+            "threads": mix.threads,
+            "device": system.device,
+        }
         if settings["strategy"] != "fairseq":
             settings["kernels"] = system.kernels
         if system.strategy != "drafter":
@@ -170,8 +173,11 @@ def count_steps(hypotheses: Iterable["Hypothesis"]) -> tuple[Counter[int], Count
 
 # What keeps other programs from using more than AVX2: CTranslate2 and its products (MKL, oneDNN), Marian
 PEERS_ON_AVX2 = {
-    "CT2_FORCE_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2", "INTGEMM_CPUID": "AVX2"
-}  # fmt: skip
+    "CT2_FORCE_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "INTGEMM_CPUID": "AVX2",
+}
 
 
 def limit_peers(kernels: str | None) -> None:
@@ -190,9 +196,13 @@ def ctranslate2_of(pair: "Pair", dtype: str, threads: int, workers: int = 1, dev
     with tempfile.TemporaryDirectory() as folder:
         convert(pair, Path(folder))
         return ctranslate2.Translator(
-            f"{folder}/converted", device=place.type, device_index=place.index or 0, compute_type=dtype, inter_threads=workers,
+            f"{folder}/converted",
+            device=place.type,
+            device_index=place.index or 0,
+            compute_type=dtype,
+            inter_threads=workers,
             intra_threads=threads,
-        )  # fmt: skip
+        )
 
 
 def convert(pair: "Pair", folder: Path) -> None:

@@ -6,9 +6,14 @@ from typing import Any
 
 Row = dict[str, Any]
 NAMES = {
-    "fairseq": "fairseq, beam 1", "fairseq-beam5": "fairseq, beam 5", "drafter": "`drafter`", "ar": "`ar`",
-    "ctranslate2": "CTranslate2 {ctranslate2}, greedy,", "specdec": "exact `specdec`", "specdec-tolerant": "tolerant `specdec`",
-}  # fmt: skip
+    "fairseq": "fairseq, beam 1",
+    "fairseq-beam5": "fairseq, beam 5",
+    "drafter": "`drafter`",
+    "ar": "`ar`",
+    "ctranslate2": "CTranslate2 {ctranslate2}, greedy,",
+    "specdec": "exact `specdec`",
+    "specdec-tolerant": "tolerant `specdec`",
+}
 
 
 def tables(rows: list[Row], signature: dict[str, Any]) -> dict[str, str]:
@@ -118,9 +123,14 @@ def memory(rows: list[Row], signature: dict[str, Any]) -> str:
 
 
 TABLES: dict[str, Callable[[list[Row], dict[str, Any]], str]] = {
-    "latency": latency, "throughput": throughput, "ctranslate2": partial(against, "ctranslate2", "CTranslate2"),
-    "ar": partial(against, "ar", "`ar`"), "quality": quality, "acceptance": acceptance, "memory": memory,
-}  # fmt: skip
+    "latency": latency,
+    "throughput": throughput,
+    "ctranslate2": partial(against, "ctranslate2", "CTranslate2"),
+    "ar": partial(against, "ar", "`ar`"),
+    "quality": quality,
+    "acceptance": acceptance,
+    "memory": memory,
+}
 ABOUT = {
     "latency": "Latency: each system with its best number of threads. Medians of the rounds; only decoding is timed.",
     "throughput": "Throughput: the whole text on all cores, from a common start until the last worker finishes, each system with "

@@ -38,9 +38,10 @@ def make_app(service: Service, grace: float = 30.0, names: Collection[str] | Non
 
     metrics = Metrics(service)
     options: dict[str, Any] = {
-        "docs_url": None, "redoc_url": None,  # these load scripts
+        "docs_url": None,
+        "redoc_url": None,  # these load scripts
         "telemetry": {"tracing": False, "metrics": False, "logs": False},  # looking for it took a tenth of the event loop's time
-    }  # fmt: skip
+    }
     app = FastAPI(title="SpecDec", version=__version__, lifespan=life, **options)
     for routes in (own, page, libretranslate, deepl):  # they are tried in this order
         app.include_router(routes.router(service))

@@ -27,9 +27,13 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """The models' figures. They are read while they change."""
         counters = {
-            "sentences": "Finished outputs", "passes": "Verifier passes over a batch", "iterations": "Verifier passes, per row",
-            "drafted": "Drafted tokens", "accepted": "Accepted tokens", "committed": "Tokens of outputs",
-        }  # fmt: skip
+            "sentences": "Finished outputs",
+            "passes": "Verifier passes over a batch",
+            "iterations": "Verifier passes, per row",
+            "drafted": "Drafted tokens",
+            "accepted": "Accepted tokens",
+            "committed": "Tokens of outputs",
+        }
         totals = {name: CounterMetricFamily(f"specdec_{name}", text, labels=["model"]) for name, text in counters.items()}
         times = CounterMetricFamily("specdec_seconds", "Time of the engine's thread by activity", labels=["model", "activity"])
         lengths = CounterMetricFamily("specdec_draft_length_passes", "Passes by longest draft", labels=["model", "tokens"])

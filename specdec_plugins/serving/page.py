@@ -28,10 +28,18 @@ def router(service: Service) -> APIRouter:
     def answer(status: int = 200, source: str = "", target: str = "", **found: Any) -> HTMLResponse:
         served, nonce, usual = service.languages(), secrets.token_urlsafe(16), service.usual
         shown = {
-            "text": "", "beam": "1", "error": None, "translation": None, "served": served, "sources": named(served),
-            "targets": named({target for targets in served.values() for target in targets}), "source": source or usual[0],
-            "target": target or usual[1], "accepted": ",".join(f".{ending}" for ending in FORMATS), **found,
-        }  # fmt: skip
+            "text": "",
+            "beam": "1",
+            "error": None,
+            "translation": None,
+            "served": served,
+            "sources": named(served),
+            "targets": named({target for targets in served.values() for target in targets}),
+            "source": source or usual[0],
+            "target": target or usual[1],
+            "accepted": ",".join(f".{ending}" for ending in FORMATS),
+            **found,
+        }
         content = template.render(nonce=nonce, keyed=service.keys is not None, characters=service.limits.characters, **shown)
         policy = (
             f"default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; connect-src 'self'; form-action 'self'; "

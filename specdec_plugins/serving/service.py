@@ -184,9 +184,13 @@ class Service:
         self._minutes[key] = minute, total
 
     async def translate(
-        self, request: Request, route: Route, texts: Sequence[str], options: Mapping[str, Any],
+        self,
+        request: Request,
+        route: Route,
+        texts: Sequence[str],
+        options: Mapping[str, Any],
         work: Callable[[Translator], Result],
-    ) -> Result:  # fmt: skip
+    ) -> Result:
         """The result of ``work`` for a request; `AsyncTranslator.run` explains it. Raises Refused."""
         with refusals():
             served = route.model.served

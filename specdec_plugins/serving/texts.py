@@ -17,9 +17,13 @@ PART = 1024  # sentences at a time: freeing what those of a large file leave wou
 
 
 def translate_texts(
-    translator: Translator, texts: Sequence[str], form: str = "lines", options: Options = Options(), whole: bool = False,  # noqa: B008
+    translator: Translator,
+    texts: Sequence[str],
+    form: str = "lines",
+    options: Options = Options(),  # noqa: B008
+    whole: bool = False,
     **choices: Any,
-) -> list[list[str]]:  # fmt: skip
+) -> list[list[str]]:
     """The translations of each text, best first: as many as the settings' ``nbest``.
 
     ``form`` is a format of `files`, such as its `MARKUP`. A ``whole`` text, or line, is not split into sentences. Raises

@@ -76,7 +76,7 @@ class AsyncTranslator:
     @described(*SETTING_FIELDS)
     def from_pretrained(
         cls, folder: str, drafter: Drafter | str | None = None, **settings: Unpack[AllSettings]
-    ) -> "AsyncTranslator":  # fmt: skip
+    ) -> "AsyncTranslator":
         """Load a model folder as `Translator.from_pretrained` does. Settings:"""
         return cls(Translator.from_pretrained(folder, drafter, **settings))
 
@@ -165,9 +165,13 @@ class AsyncTranslator:
         return 0 if self._calls is None else self._calls[1].running
 
     def run(
-        self, work: Callable[[Translator], Result], settings: Settings, texts: Sequence[str], timeout: float | None = None,
+        self,
+        work: Callable[[Translator], Result],
+        settings: Settings,
+        texts: Sequence[str],
+        timeout: float | None = None,
         on_commit: Callable[[Commit], None] | None = None,
-    ) -> asyncio.Future[Result]:  # fmt: skip
+    ) -> asyncio.Future[Result]:
         """The future result of ``work`` on ``texts``, to which a translator of these settings is given; it may call all its
         methods. Unless the work is small, it is done beside the event loop (`calls.py`)."""
         if self.closing:

@@ -33,9 +33,15 @@ logger = logging.getLogger(__name__)
 # fairseq's options that are not supported here, with the values that change nothing. A beam of 5 is fairseq's default, so it
 # may not have been requested: the log says that it is ignored.
 HARMLESS: dict[str, tuple[Any, ...]] = {
-    "match_source_len": (False,), "score_reference": (False,), "constraints": (None,), "diverse_beam_groups": (-1,),
-    "diversity_rate": (-1.0,), "print_alignment": (None,), "lm_path": (None,), "retain_dropout": (False,),
-}  # fmt: skip
+    "match_source_len": (False,),
+    "score_reference": (False,),
+    "constraints": (None,),
+    "diverse_beam_groups": (-1,),
+    "diversity_rate": (-1.0,),
+    "print_alignment": (None,),
+    "lm_path": (None,),
+    "retain_dropout": (False,),
+}
 HARMLESS_BEAMS = {"temperature": (1.0,), "sampling": (False,)}
 HARMLESS_DRAFTED = {"unkpen": (0,)}
 HARMLESS_GREEDY = {"beam": (1, 5), "nbest": (1,), "temperature": (1.0,), "sampling_topk": (-1,), "sampling_topp": (-1.0,)}
@@ -110,9 +116,13 @@ class EngineGenerator:
         if score is None:
             score = math.fsum(output.token_scores) / power(len(scores), self.length_penalty)
         return {
-            "tokens": torch.tensor([*output.tokens, self.eos]), "score": torch.tensor(score), "positional_scores": scores,
-            "attention": None, "alignment": torch.empty(0), "steps": len(output.steps),
-        }  # fmt: skip
+            "tokens": torch.tensor([*output.tokens, self.eos]),
+            "score": torch.tensor(score),
+            "positional_scores": scores,
+            "attention": None,
+            "alignment": torch.empty(0),
+            "steps": len(output.steps),
+        }
 
 
 class BeamGenerator(EngineGenerator):
@@ -172,8 +182,10 @@ class SpeculativeGenerator(EngineGenerator):
             logger.info(
                 "speculative decoding: %.2f tokens per verifier pass (1.0 is plain autoregressive decoding), "
                 "%.0f%% of drafted tokens accepted, %d outputs truncated at the length limit",
-                self.stats.mean_accepted_length, 100 * self.stats.acceptance_rate, self.stats.cut,
-            )  # fmt: skip
+                self.stats.mean_accepted_length,
+                100 * self.stats.acceptance_rate,
+                self.stats.cut,
+            )
 
 
 def read_loaded(model) -> Model:

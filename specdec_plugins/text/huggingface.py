@@ -17,10 +17,15 @@ from specdec_plugins.text.sentencepiece import load_model, read_added, read_numb
 UNLIMITED = 1_000_000  # model_max_length from here on means none
 # Settings that would change a text's tokens, and the values that do not.
 USUAL: dict[str, tuple[Any, ...]] = {
-    "sp_model_kwargs": ({}, None), "split_special_tokens": (False,), "truncation_side": ("right",), "errors": ("replace",),
-    "do_lower_case": (False,), "add_bos_token": (False,), "add_eos_token": (False,),
+    "sp_model_kwargs": ({}, None),
+    "split_special_tokens": (False,),
+    "truncation_side": ("right",),
+    "errors": ("replace",),
+    "do_lower_case": (False,),
+    "add_bos_token": (False,),
+    "add_eos_token": (False,),
     "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": (False,),
-}  # fmt: skip
+}
 # By ``model_type``, where no file names the tokenizer's class.
 CLASSES = {"marian": "MarianTokenizer", "m2m_100": "M2M100Tokenizer", "mbart": "MBartTokenizer", "bart": "BartTokenizer",
            "pegasus": "PegasusTokenizer", "t5": "T5Tokenizer", "mt5": "T5Tokenizer", "t5gemma": "GemmaTokenizer"}  # fmt: skip
@@ -49,13 +54,18 @@ BART = Family("tokenizer-json", "bos text eos", JSON, "bart", others={"vocabular
 FILE = Family("tokenizer-json", "text eos", JSON, "file", named=("eos", "unk", "pad"))
 FAMILIES = {
     "MarianTokenizer": Family(
-        "sentencepiece", "target text eos", {"source": "source.spm", "target": "target.spm", "vocabulary": "vocab.json"},
-        code=r">>(.+)<<", named=("eos", "unk", "pad"),
+        "sentencepiece",
+        "target text eos",
+        {"source": "source.spm", "target": "target.spm", "vocabulary": "vocab.json"},
+        code=r">>(.+)<<",
+        named=("eos", "unk", "pad"),
     ),
     "M2M100Tokenizer": Family(
-        "sentencepiece", "source text eos",
+        "sentencepiece",
+        "source text eos",
         {"source": "sentencepiece.bpe.model", "target": "sentencepiece.bpe.model", "vocabulary": "vocab.json"},
-        code=r"__(\w+)__", named=("bos", "eos", "unk", "sep", "pad"),
+        code=r"__(\w+)__",
+        named=("bos", "eos", "unk", "sep", "pad"),
     ),
     "NllbTokenizer": Family("tokenizer-json", "source text eos", JSON, "nllb", r"([a-z]{3}_[A-Z][a-z]{3})"),
     "MBartTokenizer": Family("tokenizer-json", "text eos source", JSON, "mbart", REGION, others=MODEL),
@@ -160,8 +170,16 @@ class TokenizerFolder:
         legacy = self.name == "NllbTokenizer" and own.get("legacy_behaviour") is True
         try:
             return TextOptions(
-                size, target_size, "text eos source" if legacy else family.frame, unknown, eos, bos[0] if bos else None,
-                family.family, own.get("add_prefix_space") is True, tuple(added), languages,
+                size,
+                target_size,
+                "text eos source" if legacy else family.frame,
+                unknown,
+                eos,
+                bos[0] if bos else None,
+                family.family,
+                own.get("add_prefix_space") is True,
+                tuple(added),
+                languages,
                 self.name == "MBartTokenizer" and self.config.get("decoder_start_token_id") in languages.values(),
                 self.max_length(512 if self.name == "MarianTokenizer" else None),
                 own.get("clean_up_tokenization_spaces") is True and family.family not in ("nllb", "bart"),  # not done after BPE
@@ -257,9 +275,11 @@ class TokenizerFolder:
         usual = Added(named["mask"], 0, lstrip=True)  # as the class makes it of a string
         mask = given["mask"] if isinstance(self.settings.get("mask_token"), dict) else usual
         after = len(first) + len(load_model(self.folder / self.files["model"])) - 3  # without <unk>, <s> and </s>
-        return [*(Added(name, number) for number, name in enumerate(first)),
-                *(Added(code, after + number) for number, code in enumerate(codes)),
-                replace(mask, id=after + len(codes))]  # fmt: skip
+        return [
+            *(Added(name, number) for number, name in enumerate(first)),
+            *(Added(code, after + number) for number, code in enumerate(codes)),
+            replace(mask, id=after + len(codes)),
+        ]
 
     @property
     def sentinels(self) -> int:

@@ -29,9 +29,11 @@ class LineReader:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str] | None = None, most: int | None = None,
+        self,
+        path: str | os.PathLike[str] | None = None,
+        most: int | None = None,
         skipped: Callable[[ValueError], None] | None = None,
-    ):  # fmt: skip
+    ):
         self.name, self.number, self.most = "stdin" if path is None else str(path), 0, most or MAX_LINE_BYTES
         self.skipped = skipped
         try:

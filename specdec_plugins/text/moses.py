@@ -2,23 +2,19 @@
 
 Hyphens inside words are split (`` @-@ ``) and XML characters are escaped (``&apos;``), as in published data; output reverses
 both. Punctuation is normalised first, irreversibly (curly quotes become straight). Preparation and translation share this file,
-so a model reads text as it was trained on. sacremoses is imported on first use.
+so a model reads text as it was trained on.
 """
 
 import re
-from copy import copy
-from functools import cache
-from itertools import groupby
-from types import ModuleType
-from typing import Any
 
+from specdec_plugins.text.moses_rules import OPEN_QUOTE, MosesRules
 from specdec_plugins.text.words import WordTokenizer
 
 # WMT16 Romanian mixes the legacy cedilla letters with the correct comma-below ones.
 ROMANIAN = str.maketrans("ŞşŢţ", "ȘșȚț")
 HYPHEN = "@-@"
-# Sentences for which sacremoses' hundred regular expressions only split words at hyphens, commas and the last full stop, and
-# outputs for which they only join these; MULTI is the mark of an ellipsis.
+# Sentences in which Moses' rules only split words at hyphens, commas and the last full stop, and outputs in which they only
+# join these; MULTI is the mark of an ellipsis.
 PLAIN = re.compile(r"(?!.*MULTI)[A-Za-z0-9]+(?:(?:-|,? )[A-Za-z0-9]+)*\.?")
 LETTERS = "[A-Za-zÀ-ÖØ-öø-ɏ]+"
 WORD = f"{LETTERS}(?: {HYPHEN} {LETTERS})*"
@@ -31,43 +27,36 @@ class Moses(WordTokenizer):
     escape = re.compile(f"&#?[a-z0-9]{{2,4}};|{HYPHEN}")
 
     def __init__(self, lang: str):
-        moses = sacremoses()
         self.lang = lang
-        self.normalizer = moses.MosesPunctNormalizer(lang, post_remove_control_chars=True)
-        self.ascii_normalizer = copy(self.normalizer)  # most rules look for other characters
-        self.ascii_normalizer.substitutions = [rule for rule in self.normalizer.substitutions if rule[0].isascii()]
-        self.tokenizer = moses.MosesTokenizer(lang)
-        self.detokenizer = moses.MosesDetokenizer(lang)
-        self.abbreviations = {*self.tokenizer.NONBREAKING_PREFIXES} - {*self.tokenizer.NUMERIC_ONLY_PREFIXES}
+        self.rules = MosesRules(lang)
 
     def tokenize(self, line: str) -> str:
         """Return the tokens of a raw sentence, normalised and joined by single spaces."""
         line = " ".join(line.split())  # first, or tabs would vanish as control characters and glue their words together
         if PLAIN.fullmatch(line):
             words = line.removesuffix(".").replace(",", " ,").replace("-", f" {HYPHEN} ")
-            dot = " ." if words.rpartition(" ")[2] not in self.abbreviations else "."
+            dot = " ." if words.rpartition(" ")[2] not in self.rules.abbreviations else "."
             return words + dot if line[-1] == "." else words
         if self.lang == "ro":
             line = line.translate(ROMANIAN)
-        normalizer = self.ascii_normalizer if line.isascii() else self.normalizer
-        return self.tokenizer.tokenize(normalizer.normalize(line), aggressive_dash_splits=True, return_str=True)
+        return self.rules.tokenize(self.rules.normalize(line))
 
     def detokenize(self, line: str) -> str:
         if PLAIN_TOKENS.fullmatch(line):
             return line.replace(f" {HYPHEN} ", "-").replace(" ,", ",").replace(" .", ".")
-        return self.detokenizer.detokenize(line.split())
+        return self.rules.detokenize(line.split())
 
     def unescape(self, match: re.Match[str]) -> str:
-        return "-" if match[0] == HYPHEN else self.detokenizer.unescape_xml(match[0])
+        return "-" if match[0] == HYPHEN else self.rules.unescape(match[0])
 
     def stream(self) -> "MosesStream":
-        return MosesStream(self.detokenizer)
+        return MosesStream(self.rules)
 
 
 class MosesStream:
     """Incremental detokenisation, a `WordStream`.
 
-    sacremoses spaces each word (``a @-@ b`` is one) by itself and the words before it, so later words change nothing. Czech is
+    Moses spaces each word (``a @-@ b`` is one) by itself and the words before it, so later words change nothing. Czech is
     the exception: numbers depend on the last two words of the sentence, so nothing is settled before the end.
 
     A word that may still grow is settled once it has a letter or digit: only words without any can be currency signs, punctuation
@@ -76,8 +65,8 @@ class MosesStream:
 
     WINDOW = 16  # words that are detokenised again with each push, at most
 
-    def __init__(self, detokenizer: Any):
-        self.detokenizer = detokenizer
+    def __init__(self, rules: MosesRules):
+        self.rules = rules
         self.words: list[str] = []  # complete ones, with hyphens joined
         self.word = ""  # the last one, which a hyphen may still continue
         self.joined = False  # the last token was a hyphen
@@ -88,7 +77,7 @@ class MosesStream:
         self.token += piece
         if complete:
             self._end_token()
-        if self.detokenizer.lang == "cs":
+        if self.rules.lang == "cs":
             return ""
         begins = not self.joined and not HYPHEN.startswith(self.token)  # the incomplete token starts a new word
         if begins and self.word:
@@ -122,15 +111,15 @@ class MosesStream:
         self.word = ""
 
     def _settle(self, growing: str) -> str:
-        settled = any(map(str.isalnum, self.detokenizer.unescape_xml(growing)))
-        text = self.detokenizer.detokenize([*self.words, growing] if settled else self.words)
+        settled = any(map(str.isalnum, self.rules.unescape(growing)))
+        text = self.rules.detokenize([*self.words, growing] if settled else self.words)
         delta, self.settled = text[self.settled :], len(text)
         return delta
 
     def _forget(self) -> None:
         """Keep the last word and one quote of each kind that is open, so that long outputs take linear time."""
-        text, last = self.detokenizer.detokenize, self.words[-1]
-        # sacremoses counts quotes by kind. After a word, it puts a space before an opening quote and none before a closing one.
+        text, last = self.rules.detokenize, self.words[-1]
+        # Moses counts quotes by kind. After a word, it puts a space before an opening quote and none before a closing one.
         kinds = {*map(self._quote, self.words)} - {""}
         opened = {kind for kind in kinds if not text([*self.words, "x", kind]).endswith(f" {kind}")}
         kept = [kind for kind in opened if kind != self._quote(last)]
@@ -140,34 +129,7 @@ class MosesStream:
 
     def _quote(self, word: str) -> str:
         """The kind of quote that a word is; empty for other words."""
-        plain = self.detokenizer.unescape_xml(word)
-        if not self.detokenizer.IS_OPEN_QUOTE.search(plain):
+        plain = self.rules.unescape(word)
+        if not OPEN_QUOTE.fullmatch(plain):
             return ""
         return plain if plain.strip("„“") else '"'
-
-
-@cache
-def sacremoses() -> ModuleType:
-    """The library. Its import compiles thirty character classes of 11,000 letters each in 0.3 s; as ranges they take 0.07 s."""
-    original = re.compile
-
-    def compile_shorter(pattern: Any, flags: int = 0) -> re.Pattern:
-        if isinstance(pattern, str) and len(pattern) > 500:
-            parts = re.split(r"([^\x00-\x7f]{500,})", pattern)  # odd ones are lists of letters
-            pattern = "".join(as_ranges(part) if number % 2 else part for number, part in enumerate(parts))
-        return original(pattern, flags)
-
-    re.compile = compile_shorter  # type: ignore[assignment]
-    try:
-        import sacremoses
-    finally:
-        re.compile = original
-    return sacremoses
-
-
-@cache
-def as_ranges(characters: str) -> str:
-    """The body of a character class that matches these characters."""
-    codes = enumerate(sorted(set(map(ord, characters))))
-    runs = ([code for _, code in run] for _, run in groupby(codes, lambda each: each[1] - each[0]))
-    return "".join(f"{chr(run[0])}-{chr(run[-1])}" for run in runs)

@@ -26,12 +26,12 @@ CENTURY = re.compile(r"\b[IVX]+(?:e|ème)?\b")
 # Expressions for 0 to 12 as words
 WORDS = {
     "de": r"null|kein\w* ein\w*|erst\w* zwei\w*|zwo|beid\w*|doppel\w* drei\w*|dritt\w* vier(?:t\w*)? fünf(?:t\w*)? "
-          r"sechs(?:t\w*)? sieben|siebt\w* acht(?:e[nrsm]?)? neun(?:t\w*)? zehn(?:t\w*)? elf(?:t\w*)? zwölf(?:t\w*)?",
+    r"sechs(?:t\w*)? sieben|siebt\w* acht(?:e[nrsm]?)? neun(?:t\w*)? zehn(?:t\w*)? elf(?:t\w*)? zwölf(?:t\w*)?",
     "en": r"zero|no|none one|an?|once|first|single two|twice|second|both|double three|third|triple four(?:th)? five|fifth "
-          r"six(?:th)? seven(?:th)? eighth? nine|ninth ten(?:th)? eleven(?:th)? twelve|twelfth",
+    r"six(?:th)? seven(?:th)? eighth? nine|ninth ten(?:th)? eleven(?:th)? twelve|twelfth",
     "fr": r"zéro|nul\w*|aucun\w* une?|seul\w*|premi\w* deux\w*|second\w*|double\w* trois\w*|tripl\w* quatr\w* cinq\w* six\w* "
-          r"sept\w* huit\w* neuf|neuvi\w* dix\w* onz\w* douz\w*",
-}  # fmt: skip
+    r"sept\w* huit\w* neuf|neuvi\w* dix\w* onz\w* douz\w*",
+}
 
 
 def number_spans(text: str) -> list[Span]:

@@ -25,29 +25,29 @@ PATTERNS = {
     "icu": r"\{\s*\w+\s*,[^{}]*(?:\{[^{}]*\}[^{}]*)*\}",  # {n, plural, one {# file} other {# files}}
     "python": r"\{[\w.\[\]-]*(?:![rsa])?(?::[^{}\s]*)?\}",  # also ICU's plain {name} and {0}
     "printf": r"%(?:\d+\$|\(\w+\))?[-+#0]{0,5}(?:\d{1,9}|\*)?(?:\.(?:\d{1,9}|\*))?(?:hh?|ll?|[Lqjzt])?"
-              r"(?:[diouxXeEfFgGaAcrspn@](?![^\W\d_])|%)",
+    r"(?:[diouxXeEfFgGaAcrspn@](?![^\W\d_])|%)",
     "option": rf"(?<![{LETTERS}-])(?:--[a-z](?:[A-Za-z0-9_-]*[A-Za-z0-9])?(?:=[A-Za-z0-9_.:/-]*[A-Za-z0-9])?"  # --date=iso
-              rf"|-[A-Za-z]|-[a-z]{{2}})(?![{LETTERS}-])",  # -f, -tz
+    rf"|-[A-Za-z]|-[a-z]{{2}})(?![{LETTERS}-])",  # -f, -tz
     "absolute path": rf"(?<![{LETTERS}/.~<>)\]}}*:-])(?:~|\.\.?)?(?=/[A-Za-z_.@])(?!/[A-Z][a-z]+(?![{LETTERS}/.@%+-]))"
-                     rf"(?:/{FOLDER}*[A-Za-z0-9_])+/?{END}",
+    rf"(?:/{FOLDER}*[A-Za-z0-9_])+/?{END}",
     "relative path": rf"(?<![{LETTERS}/.~@%+-])(?:{FOLDER}{{1,100}}/){{1,20}}[A-Za-z0-9_-]{{1,100}}"  # with an ending
-                     rf"(?:\.[A-Za-z0-9_-]{{1,50}}){{0,9}}\.(?:[a-z][a-z0-9]{{0,9}}|[A-Z]{{2,4}}){END}",
+    rf"(?:\.[A-Za-z0-9_-]{{1,50}}){{0,9}}\.(?:[a-z][a-z0-9]{{0,9}}|[A-Z]{{2,4}}){END}",
     "drive": r"\b[A-Za-z]:\\[^\s\"'<>|,;]*[A-Za-z0-9_]",
     "call": rf"{BEGIN}{CHAIN}\(\)|(?<![{LETTERS}.-])[a-z_][a-z0-9_.-]*\([1-9][a-z]?\)",  # f(), and a page of the manual: open(2)
     "member": rf"{BEGIN}{NAME}(?:\.{NAME}){{0,20}}(?:(?:::|->|\\){NAME})+{END}",
     "underscores": rf"{BEGIN}(?:{NAME}\.){{0,20}}(?:__)?[A-Za-z0-9]+(?:_+[A-Za-z0-9]+)+(?:__)?(?:\.{NAME})*{END}"
-                   rf"|{BEGIN}__[A-Za-z0-9]+(?:__)?{END}",
+    rf"|{BEGIN}__[A-Za-z0-9]+(?:__)?{END}",
     "dots": rf"(?<![{LETTERS}.-])[A-Za-z_][A-Za-z0-9_-]+(?:\.[A-Za-z0-9_]+)*"  # not e.g., U.S., No.7 or the end.Of a sentence
-            rf"\.(?:[a-z_][A-Za-z0-9_]*|[A-Z]{{2,}}|[A-Z][a-z]+[A-Z0-9_][A-Za-z0-9_]*){END}",
+    rf"\.(?:[a-z_][A-Za-z0-9_]*|[A-Z]{{2,}}|[A-Z][a-z]+[A-Z0-9_][A-Za-z0-9_]*){END}",
     "hidden file": rf"(?<![^\s(\[\"'«„“,;])\.(?:[a-z][A-Za-z0-9_]+|[A-Z]{{2,}})(?:[.-][a-z0-9_]+)*{END}",
     "digits": rf"{BEGIN}[A-Za-z]+[0-9][A-Za-z0-9]*(?:\.[0-9]+)*{END}",  # IPv4, f1b8411, python3.11
     "capitals": rf"{BEGIN}(?=[A-Za-z0-9]{{4}})[a-z]+[A-Z][A-Za-z0-9]*{END}",
     "hexadecimal": rf"{BEGIN}(?:0x[0-9A-Fa-f]+|(?=[0-9]{{1,63}}[a-f])[0-9a-f]{{7,64}}"
-                   rf"|[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}){END}|#(?:[0-9A-Fa-f]{{6}}|[0-9A-Fa-f]{{8}}){END}",
+    rf"|[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}){END}|#(?:[0-9A-Fa-f]{{6}}|[0-9A-Fa-f]{{8}}){END}",
     "version": rf"(?<![{LETTERS}.,-])(?!{GROUPED}|{DATED})"
-               rf"(?:v?[0-9]+(?:\.[0-9]+){{2,}}|v[0-9]+(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)*\.x)"
-               rf"(?:-?(?:rc|alpha|beta|dev|[ab])[0-9]*|/[0-9]+)?{END}",  # 3.0.0rc1, 2.x, 10.0.0.0/8
-}  # fmt: skip
+    rf"(?:v?[0-9]+(?:\.[0-9]+){{2,}}|v[0-9]+(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)*\.x)"
+    rf"(?:-?(?:rc|alpha|beta|dev|[ab])[0-9]*|/[0-9]+)?{END}",  # 3.0.0rc1, 2.x, 10.0.0.0/8
+}
 
 # Parts that count by their order: printf's and Python's without a number or name, and tags
 ORDERED = re.compile(r"%(?!\d+\$|[(%])|\{(?:![rsa])?(?::[^{}]*)?\}$|</?[A-Za-z]")

@@ -159,9 +159,7 @@ class Placer:
     def pieces(self, nodes: Sequence[Node]) -> Iterator[str | int]:
         yield from self._inside(nodes, 0, len(self.words), range(len(self.own)), 0, len(self.translation))
 
-    def _inside(
-        self, nodes: Sequence[Node], first: int, last: int, parent: range, start: int, end: int
-    ) -> Iterator[str | int]:  # fmt: skip
+    def _inside(self, nodes: Sequence[Node], first: int, last: int, parent: range, start: int, end: int) -> Iterator[str | int]:
         """Characters ``start`` to ``end`` of the translation, its words ``first`` to ``last``, with nodes among them."""
         at = start
         for node, words, own in sorted(self._laid(nodes, first, last, parent), key=lambda each: (each[1].start, each[1].stop)):

@@ -21,10 +21,12 @@ from specdec_plugins.formats.errors import printable
 from specdec_plugins.settings import Fault
 
 # Settings that two Transformers must share for an encoder's weights to mean the same in both.
-SETTINGS = (
-    "activation_fn", "no_scale_embedding", "layernorm_embedding", "encoder_embed_dim", "encoder_ffn_embed_dim",
-    "encoder_attention_heads", "encoder_normalize_before", "encoder_layers",
-)  # fmt: skip
+SETTINGS = tuple(
+    """
+    activation_fn no_scale_embedding layernorm_embedding encoder_embed_dim encoder_ffn_embed_dim encoder_attention_heads
+    encoder_normalize_before encoder_layers
+""".split()
+)
 
 REQUIRED = ("encoder.layers.0.self_attn.q_proj.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 

@@ -30,21 +30,11 @@ if TYPE_CHECKING:  # with --workers, only the workers load torch
     from specdec_plugins.translator import Translation
 
 RESOURCES = ("device", "threads")  # settings that do not change the text
-TEXT = (
-    "format",
-    "tokenized",
-    "remove_bpe",
-    "too_long",
-    "source_lang",
-    "target_lang",
-    "markup",
-    "ignore_tags",
-    "on_error",
-    "alignments",
-    "word_scores",
-    "protect",
-    "protect_pattern",
-    "glossary",
+TEXT = tuple(
+    """
+    format tokenized remove_bpe too_long source_lang target_lang markup ignore_tags on_error alignments word_scores protect
+    protect_pattern glossary
+""".split()
 )  # options that do
 FORMATS = ("text", "fairseq", "json")
 SKIPPED = "too long for the model, skipped"
@@ -87,12 +77,17 @@ class Answerer:
         self.format = make_format(options, self.translator.codec.join)
         self.choices: dict[str, Any] = {
             "batch_size": options.batch_size or (None if options.max_tokens else settings.usual_batch_size),
-            "max_tokens": options.max_tokens, "tokenized": options.tokenized,
-            "remove_bpe": options.remove_bpe, "too_long": options.too_long, "source_lang": options.source_lang,
-            "target_lang": options.target_lang, "alignments": options.alignments, "word_scores": options.word_scores,
+            "max_tokens": options.max_tokens,
+            "tokenized": options.tokenized,
+            "remove_bpe": options.remove_bpe,
+            "too_long": options.too_long,
+            "source_lang": options.source_lang,
+            "target_lang": options.target_lang,
+            "alignments": options.alignments,
+            "word_scores": options.word_scores,
             "protect": pattern(options.protect_pattern or "") if options.protect or options.protect_pattern else None,
             "glossary": Glossary.read(options.glossary) if options.glossary else None,
-        }  # fmt: skip
+        }
         self.of_units = self.choices | {"placeholders": options.protect is not False}
 
     def __call__(self, buffer: Buffer) -> Answers:
@@ -195,9 +190,15 @@ def as_json(number: int, line: str, outputs: Sequence["Translation"], reference:
     """A JSON object per output, with its own figures. ``score`` (nats) is null for unverified drafts, ``drafter`` without one."""
     records = [
         {
-            "id": number, **({"sample": output.sample} if len(outputs) > 1 else {}), "text": output.text, "tokens": output.tokens,
+            "id": number,
+            **({"sample": output.sample} if len(outputs) > 1 else {}),
+            "text": output.text,
+            "tokens": output.tokens,
             "score": output.score if output.token_scores and options.strategy != "drafter" else None,
-            "drafter": output.drafter, "iterations": output.iterations, "drafted": output.drafted, "accepted": output.accepted,
+            "drafter": output.drafter,
+            "iterations": output.iterations,
+            "drafted": output.drafted,
+            "accepted": output.accepted,
             "accepted_lengths": output.accepted_lengths,
             **({} if output.alignment is None else {"alignment": output.alignment.numbers(line, output.text)}),
             **({"word_scores": output.word_scores, "confidence": output.confidence} if options.word_scores else {}),
@@ -205,7 +206,7 @@ def as_json(number: int, line: str, outputs: Sequence["Translation"], reference:
             **({} if options.tokenized else {"missing_numbers": output.missing_numbers}),
         }
         for output in outputs
-    ]  # fmt: skip
+    ]
     return "\n".join(json.dumps(record, ensure_ascii=False) for record in records)
 
 

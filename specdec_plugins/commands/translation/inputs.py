@@ -24,9 +24,7 @@ class Buffer:
 class Inputs:
     """The lines of several files in turn, or of stdin. A context manager."""
 
-    def __init__(
-        self, paths: Sequence[str], longest: int | None = None, skipped: Callable[[ValueError], None] | None = None
-    ):  # fmt: skip
+    def __init__(self, paths: Sequence[str], longest: int | None = None, skipped: Callable[[ValueError], None] | None = None):
         with ExitStack() as stack:
             given: Sequence[str | None] = paths or [None]
             self.readers = [stack.enter_context(LineReader(path, longest, skipped)) for path in given]

@@ -140,9 +140,12 @@ class Output:
         """Save what a later run needs. If that fails, the run cannot be resumed."""
         try:
             record = {
-                "lines": self.lines, "size": self.size, "input": self._read.hexdigest(), "output": self._written.hexdigest(),
+                "lines": self.lines,
+                "size": self.size,
+                "input": self._read.hexdigest(),
+                "output": self._written.hexdigest(),
                 "made_by": self.identity(),
-            }  # fmt: skip
+            }
             os.fsync(self.file)
             files.write(self._record, json.dumps(record))
             self.recorded = True

@@ -30,9 +30,7 @@ class Missing:
         return f"{self.count:,} {lack} numbers or names of the source: {'; '.join(self.first)}" + "; ..." * (self.count > SHOWN)
 
 
-def summary(
-    settings: Settings, stats: "DecodeStats", seconds: float, model: str, missing: Missing | None = None
-) -> list[str]:  # fmt: skip
+def summary(settings: Settings, stats: "DecodeStats", seconds: float, model: str, missing: Missing | None = None) -> list[str]:
     """The lines of the summary of a run of ``model``: speed, whether drafting paid, where the time went, what outputs lack."""
     units = "sentences" if settings.windows is None else "windows"
     if settings.drawn > 1:

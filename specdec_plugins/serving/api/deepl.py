@@ -24,9 +24,13 @@ MOST = 50  # texts
 UNLIMITED = 10**12  # characters
 # What changes a translation, and we cannot do. `context`, `preserve_formatting` and `model_type` leave ours as it is.
 UNSUPPORTED = (
-    "glossary_ids", "style_id", "custom_instructions", "translation_memory_id", "splitting_tags",
+    "glossary_ids",
+    "style_id",
+    "custom_instructions",
+    "translation_memory_id",
+    "splitting_tags",
     "non_splitting_tags",
-)  # fmt: skip
+)
 VARIANTS = {"en": ("EN-GB", "EN-US"), "pt": ("PT-BR", "PT-PT")}  # target languages that the API has no plain code for
 
 
@@ -55,9 +59,13 @@ def router(service: Service) -> APIRouter:
         whole, lines = splitting(given.get("split_sentences"), markup)
         ignored = split(",".join(texts_of(given_or(given.get("ignore_tags"), []), "ignore_tags")))
         work = partial(
-            translate_texts, texts=texts if lines else [" ".join(text.split("\n")) for text in texts],
-            form=MARKUP[markup] if markup else "lines", options=Options(ignored=ignored), whole=whole, **choices,
-        )  # fmt: skip
+            translate_texts,
+            texts=texts if lines else [" ".join(text.split("\n")) for text in texts],
+            form=MARKUP[markup] if markup else "lines",
+            options=Options(ignored=ignored),
+            whole=whole,
+            **choices,
+        )
         found = await service.translate(request, route, texts, {}, work)
         code = public(route.source).upper()
         used = {"model_type_used": "latency_optimized"} if given.get("model_type") else {}
@@ -139,9 +147,14 @@ def admitted(service: Service, request: Request) -> str:
 
 def described(stored: Stored) -> dict[str, Any]:
     return {
-        "glossary_id": stored.id, "name": stored.name, "ready": True, "source_lang": stored.source, "target_lang": stored.target,
-        "creation_time": stored.created, "entry_count": stored.entries,
-    }  # fmt: skip
+        "glossary_id": stored.id,
+        "name": stored.name,
+        "ready": True,
+        "source_lang": stored.source,
+        "target_lang": stored.target,
+        "creation_time": stored.created,
+        "entry_count": stored.entries,
+    }
 
 
 def entries_of(text: str, form: str) -> list[tuple[str, str]]:

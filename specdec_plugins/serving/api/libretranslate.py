@@ -85,10 +85,15 @@ def router(service: Service) -> APIRouter:
     async def settings() -> dict[str, Any]:
         keyed, usual = service.keys is not None, dict(zip(("source", "target"), service.usual))
         return {
-            "apiKeys": keyed, "keyRequired": keyed, "charLimit": service.limits.characters, "frontendTimeout": 500,
-            "filesTranslation": True, "supportedFilesFormat": ENDINGS, "suggestions": False,
+            "apiKeys": keyed,
+            "keyRequired": keyed,
+            "charLimit": service.limits.characters,
+            "frontendTimeout": 500,
+            "filesTranslation": True,
+            "supportedFilesFormat": ENDINGS,
+            "suggestions": False,
             "language": {side: {"code": code, "name": name_of(code)} for side, code in usual.items()},
-        }  # fmt: skip
+        }
 
     @api.post("/suggest")
     async def suggest() -> None:

@@ -223,14 +223,21 @@ def result(outputs: Sequence[Translation], tokens: Tokens | None) -> dict[str, A
     return {
         "outputs": [
             {
-                "text": each.text, "tokens": each.tokens, "score": each.score if each.token_scores else None,
-                "token_scores": each.token_scores, "drafter": each.drafter, "iterations": each.iterations,
-                "drafted": each.drafted, "accepted": each.accepted, "accepted_lengths": each.accepted_lengths,
-                **annotations(each), **({"trace": [dict(zip(PASS, step)) for step in each.passes(tokens)]} if tokens else {}),
+                "text": each.text,
+                "tokens": each.tokens,
+                "score": each.score if each.token_scores else None,
+                "token_scores": each.token_scores,
+                "drafter": each.drafter,
+                "iterations": each.iterations,
+                "drafted": each.drafted,
+                "accepted": each.accepted,
+                "accepted_lengths": each.accepted_lengths,
+                **annotations(each),
+                **({"trace": [dict(zip(PASS, step)) for step in each.passes(tokens)]} if tokens else {}),
             }
             for each in outputs
         ]
-    }  # fmt: skip
+    }
 
 
 def annotations(output: Translation) -> dict[str, Any]:
