@@ -224,7 +224,7 @@ def test_drafting_is_pytorchs(names, gate, variant):  # noqa: F811
         gates = torch.randn(rows, width, 32, generator=generator) if gate else None
         lengths = [rng.randrange(1, width + 1) for _ in range(rows)]
         plan = Plan(lengths)
-        expected = eager.choose(logits.clone(), gates, prefix, plan)
+        expected = eager.choosing.choose(logits.clone(), gates, prefix, plan)
         draft = CpuPass.of(native, logits.clone(), gates=gates).choose(prefix, plan)
         assert draft.tokens == expected.tokens
         rejects = [draw is not None and draw.sampling.rule == "rejection" for draw in draws]
