@@ -32,8 +32,11 @@ PAD, EOS, SLOTS, ROOM = 1, 2, 8, 40
 LINEARS = ("qkv", "out", "cross_query", "cross_out", "fc1", "fc2")
 NORMS = ("norm", "cross_norm", "final_norm")
 ACTIVATIONS = {
-    "relu": F.relu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "swish": lambda x: x * x.sigmoid(),
-}  # fmt: skip
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "swish": lambda x: x * x.sigmoid(),
+}
 
 
 def test_a_buffer_remembers_some_shapes_and_no_more():
@@ -50,9 +53,19 @@ class Decoder:
     """A random decoder on the kernels, and the same one in PyTorch, in float64."""
 
     def __init__(
-        self, dtype="float32", threads=2, seed=0, activation="relu", prenorm=False, zero_start=False, offset=0, bias=True,
-        embedding_norm=False, scale=1.0, gate=False,
-    ):  # fmt: skip
+        self,
+        dtype="float32",
+        threads=2,
+        seed=0,
+        activation="relu",
+        prenorm=False,
+        zero_start=False,
+        offset=0,
+        bias=True,
+        embedding_norm=False,
+        scale=1.0,
+        gate=False,
+    ):
         generator = torch.Generator().manual_seed(seed)
 
         def tensor(*shape, spread=None):
@@ -84,14 +97,28 @@ class Decoder:
         held = [NativeLinear(*each, dtype) if each else None for each in (self.projection, self.gate, self.memory)]
         self.native_memory = held.pop()
         side = side_of(
-            layers=LAYERS, heads=HEADS, width=WIDTH, inner_width=INNER, max_positions=ROOM, activation=activation,
-            prenorm=prenorm, embedding_scale=scale, position_offset=offset,
-        )  # fmt: skip
+            layers=LAYERS,
+            heads=HEADS,
+            width=WIDTH,
+            inner_width=INNER,
+            max_positions=ROOM,
+            activation=activation,
+            prenorm=prenorm,
+            embedding_scale=scale,
+            position_offset=offset,
+        )
         norms = [Norm(*each) if each else None for each in self.norms]
         self.stack = Stack(
-            self.engine, side, self.tokens, self.positions, zero_start=zero_start, embedding_norm=norms[0], last_norm=norms[1],
-            projection=held[0], gate=held[1],
-        )  # fmt: skip
+            self.engine,
+            side,
+            self.tokens,
+            self.positions,
+            zero_start=zero_start,
+            embedding_norm=norms[0],
+            last_norm=norms[1],
+            projection=held[0],
+            gate=held[1],
+        )
         for number, (linears, norms) in enumerate(self.layers):
             packed = dict(zip(LINEARS, (NativeLinear(*each, dtype) for each in linears)))
             self.stack.add_layer(packed, dict(zip(NORMS, (Norm(*each) for each in norms))), None, number)
@@ -102,9 +129,16 @@ class Decoder:
         """Fill source slots from encoded (B, S, D)."""
         rows = self.library.rows("RememberRow", sentence=range(len(slots)), slot=slots, length=lengths)
         self.library.specdec_remember(
-            self.engine.pointer, None, self.native_memory.pointer, len(slots), encoded.size(1), start(rows), encoded.data_ptr(),
-            2 * WIDTH, *layout(self.entries),
-        )  # fmt: skip
+            self.engine.pointer,
+            None,
+            self.native_memory.pointer,
+            len(slots),
+            encoded.size(1),
+            start(rows),
+            encoded.data_ptr(),
+            2 * WIDTH,
+            *layout(self.entries),
+        )
 
     def read(self, tokens, places, slots, source_slots, source_lengths, firsts=None):
         """Each row's results in lists: logits, features and gates (None without)."""
@@ -113,9 +147,17 @@ class Decoder:
         width = max(counts)
         logits, features, gates = (torch.full((len(tokens), width, size), math.nan) for size in (VOCABULARY, WIDTH, GATE))
         call, _kept = self.call(
-            width, tokens, places, firsts, slots, source_slots, source_lengths, logits=logits.data_ptr(), gates=gates.data_ptr(),
+            width,
+            tokens,
+            places,
+            firsts,
+            slots,
+            source_slots,
+            source_lengths,
+            logits=logits.data_ptr(),
+            gates=gates.data_ptr(),
             features=features.data_ptr(),
-        )  # fmt: skip
+        )
         self.library.specdec_read(self.engine.pointer, byref(call))
         for result in (logits, features):
             for row, count in zip(result, counts):
@@ -198,8 +240,10 @@ def test_forward_is_pytorchs(model, dtype, variant):  # noqa: F811
     decoder.remember(encoded, lengths, [4, 0, 2])
     for prefix, more in (((3, 1, 7), (4, 2, 6)), ((20, 2, 9), (1, 12, 3))):
         prefixes, drafts = texts(rng, prefix), texts(rng, more)
-        read = [decoder.read(tokens, places, [1, 5, 3], [4, 0, 2], lengths)
-                for tokens, places in ((prefixes, [0] * 3), (drafts, prefix))]  # fmt: skip
+        read = [
+            decoder.read(tokens, places, [1, 5, 3], [4, 0, 2], lengths)
+            for tokens, places in ((prefixes, [0] * 3), (drafts, prefix))
+        ]
         for row, length in enumerate(lengths):
             logits, features = decoder.expected(prefixes[row] + drafts[row], encoded[row, :length])
             close(torch.cat([each[row].logits for each in read]), logits, exact)
@@ -214,8 +258,14 @@ def test_activations_at_the_extremes(name, variant):  # noqa: F811
     engine = Engine(1)
     side = side_of(layers=1, heads=1, width=32, inner_width=32, max_positions=4, activation=name, prenorm=True)
     stack = Stack(engine, side, torch.zeros(3, 32), torch.zeros(4, 32))
-    linears = [NativeLinear(torch.zeros(96, 32), None, "float32"), NativeLinear(none, None, "float32"), None, None,
-               NativeLinear(none, x, "float32"), NativeLinear(unit, None, "float32")]  # fmt: skip
+    linears = [
+        NativeLinear(torch.zeros(96, 32), None, "float32"),
+        NativeLinear(none, None, "float32"),
+        None,
+        None,
+        NativeLinear(none, x, "float32"),
+        NativeLinear(unit, None, "float32"),
+    ]
     plain = Norm(torch.ones(32), torch.zeros(32))
     stack.add_layer(dict(zip(LINEARS, linears)), {"norm": plain, "final_norm": plain}, None, 0)
     lengths, tokens, output = integers([1]), integers([2]), torch.empty(1, 1, 32)
@@ -235,8 +285,10 @@ def test_rows_do_not_depend_on_each_other(dtype, variant):  # noqa: F811
     for row in range(6):
         decoder = Decoder(dtype, 1, gate=True)
         decoder.remember(encoded[:1] if source_slots[row] == 3 else encoded[1:], source_lengths[row : row + 1], [5])
-        results = [decoder.read([[token]], [place], [2], [5], source_lengths[row : row + 1])[0]
-                   for place, token in enumerate(prefixes[row] + drafts[row])]  # fmt: skip
+        results = [
+            decoder.read([[token]], [place], [2], [5], source_lengths[row : row + 1])[0]
+            for place, token in enumerate(prefixes[row] + drafts[row])
+        ]
         alone.append(results[len(prefixes[row]) + firsts[row] :])
     for threads in (1, 2, 3):
         decoder = Decoder(dtype, threads, gate=True)
@@ -265,15 +317,28 @@ def test_ragged_blocks_are_those_of_rows_alone(dtype, variant):  # noqa: F811
         given = [prefixes[row] for row in rows]
         sources, sizes = ([values[row] for row in rows] for values in (source_slots, lengths))
         reads = decoder.library.rows(
-            "BlockRow", tokens=map(len, given), drafted=[drafted[row] for row in rows], slot=slots, source_slot=sources,
+            "BlockRow",
+            tokens=map(len, given),
+            drafted=[drafted[row] for row in rows],
+            slot=slots,
+            source_slot=sources,
             source_length=sizes,
-        )  # fmt: skip
+        )
         tokens = integers(*given)
         decoder.library.specdec_draft(
-            decoder.engine.pointer, decoder.stack.pointer, len(rows), max(width, 1), start(reads), start(tokens), 3,
-            cache.data_ptr(), cache.stride(0), *layout(decoder.entries), None if copied is None else copied.data_ptr(),
+            decoder.engine.pointer,
+            decoder.stack.pointer,
+            len(rows),
+            max(width, 1),
+            start(reads),
+            start(tokens),
+            3,
+            cache.data_ptr(),
+            cache.stride(0),
+            *layout(decoder.entries),
+            None if copied is None else copied.data_ptr(),
             logits.data_ptr(),
-        )  # fmt: skip
+        )
         return logits
 
     for given, threads in ((copied, 1), (copied, 2), (None, 3)):

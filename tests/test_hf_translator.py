@@ -56,8 +56,10 @@ def tasks(tmp_path_factory):
     """A T5 that knows tasks by their prefixes."""
     folder = tmp_path_factory.mktemp("hf") / "t5"
     config = hf_text.t5(folder, model_max_length=80)
-    named = {"translation_en_to_de": {"prefix": "translate English to German: "},
-             "translation_en_to_fr": {"prefix": "translate English to French: "}}  # fmt: skip
+    named = {
+        "translation_en_to_de": {"prefix": "translate English to German: "},
+        "translation_en_to_fr": {"prefix": "translate English to French: "},
+    }
     torch.manual_seed(2)
     sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "initializer_factor": 3.0}
     library = transformers()
@@ -72,8 +74,12 @@ def tasks(tmp_path_factory):
 def test_tasks_by_language_and_by_prefix(tasks, options):
     folder, tokenizer, model = tasks
     translator = Translator.from_pretrained(folder, dtype="float64", **options)
-    prefixes = {"": {}, "translate English to German: ": {"source_lang": "en", "target_lang": "deu"},
-                "translate English to French: ": {"target_lang": "fr"}, "summarize: ": {"prefix": "summarize: "}}  # fmt: skip
+    prefixes = {
+        "": {},
+        "translate English to German: ": {"source_lang": "en", "target_lang": "deu"},
+        "translate English to French: ": {"target_lang": "fr"},
+        "summarize: ": {"prefix": "summarize: "},
+    }
     for prefix, asked in prefixes.items():
         wanted = [by_transformers(tokenizer, model, prefix + line if line else "") for line in LINES]
         found = translator.translate(LINES, **asked)

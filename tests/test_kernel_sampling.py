@@ -49,9 +49,12 @@ def seed_of(rng):
 def sampling_of(rng, rule=None):
     """Random options, including extremes."""
     return Sampling(
-        rng.choice([1.0, 0.3, 0.8, 2.5]), rng.choice([0, 0, 1, 2, 7, 10**6]), rng.choice([1.0, 0.9, 0.5, 1e-9]),
-        rng.choice([1.0, 1.0, 1.3, 0.7]), rule or rng.choice(["coupled", "rejection"]),
-    )  # fmt: skip
+        rng.choice([1.0, 0.3, 0.8, 2.5]),
+        rng.choice([0, 0, 1, 2, 7, 10**6]),
+        rng.choice([1.0, 0.9, 0.5, 1e-9]),
+        rng.choice([1.0, 1.0, 1.3, 0.7]),
+        rule or rng.choice(["coupled", "rejection"]),
+    )
 
 
 def draws_of(rng, vocabulary, rule=None):
@@ -209,16 +212,21 @@ def test_drafting_is_pytorchs(names, gate, variant):  # noqa: F811
     decoder = SimpleNamespace(successor=successor, vocabulary=vocabulary, embedding=SimpleNamespace(tokens=successor.tokens))
     eager = TorchModel(SimpleNamespace(decoder=decoder, spec=None), EAGER)
     native = SimpleNamespace(
-        engine=binding.Engine(2), successor=successor if gate else None, vocabulary=named,
-        token_ids=binding.integers(named) if named else None, stack=SimpleNamespace(vocabulary=size),
-    )  # fmt: skip
+        engine=binding.Engine(2),
+        successor=successor if gate else None,
+        vocabulary=named,
+        token_ids=binding.integers(named) if named else None,
+        stack=SimpleNamespace(vocabulary=size),
+    )
     different = set()
     for _ in range(40):
         prefix, draws = Prefix(), [draws_of(rng, size) if row else None for row in range(rows)]
-        prefix.admit([
-            Request(row, [EOS], 90, sampling=draw and draw.sampling, seeds=[draw.seed if draw else 0])
-            for row, draw in enumerate(draws)
-        ])  # fmt: skip
+        prefix.admit(
+            [
+                Request(row, [EOS], 90, sampling=draw and draw.sampling, seeds=[draw.seed if draw else 0])
+                for row, draw in enumerate(draws)
+            ]
+        )
         commit(prefix, [draw.prefix if draw else [5] for draw in draws])
         logits = 2 * torch.randn(rows, width, size, generator=generator)
         gates = torch.randn(rows, width, 32, generator=generator) if gate else None
@@ -255,9 +263,12 @@ def test_rejection_keeps_the_distribution(kind):
     prefix.admit([Request(row, [EOS], 90, 0, sampling=rule, seeds=[noise.mixed(7, row)]) for row in range(rows)])
     names = [0, 1, 2, 3, 4, 8]
     drafter = SimpleNamespace(
-        engine=binding.Engine(2), successor=None, vocabulary=names, token_ids=binding.integers(names),
+        engine=binding.Engine(2),
+        successor=None,
+        vocabulary=names,
+        token_ids=binding.integers(names),
         stack=SimpleNamespace(vocabulary=len(names)),
-    )  # fmt: skip
+    )
     if kind == "drawn":
         logits = torch.tensor([-2.13, 9.0, 9.0, -2.02, -1.77, -0.24]).expand(rows, 1, -1)
         draft = CpuPass.of(drafter, logits.clone()).choose(prefix, uniform(rows, 1))
@@ -289,11 +300,18 @@ def sampled(requests, seed, rule=None, share=0.7):
     rng = random.Random(seed)
     return [
         Request(
-            each.index, each.tokens, each.limit, each.min_length, each.forced, each.tolerance,
-            sampling_of(rng, rule) if rng.random() < share else None, [seed_of(rng)], no_repeat=each.no_repeat,
+            each.index,
+            each.tokens,
+            each.limit,
+            each.min_length,
+            each.forced,
+            each.tolerance,
+            sampling_of(rng, rule) if rng.random() < share else None,
+            [seed_of(rng)],
+            no_repeat=each.no_repeat,
         )
         for each in requests
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -323,9 +341,13 @@ def test_coupled_outputs_do_not_depend_on_the_draft(dtype, variant):  # noqa: F8
         verifier[0].decoder.output_projection.weight[EOS] *= 0.5
     requests = sampled(requests_of(10, seed=4, plain=True), 3, "coupled", share=0.9)
     for arch, block, rows, threads in (
-        (None, 0, 1, 1), (None, 0, 5, 2), ("block_causal", 1, 1, 2), ("block_causal", 7, 4, 1), ("block", 5, 10, 2),
+        (None, 0, 1, 1),
+        (None, 0, 5, 2),
+        ("block_causal", 1, 1, 2),
+        ("block_causal", 7, 4, 1),
+        ("block", 5, 10, 2),
         ("block", 3, 2, 3),
-    ):  # fmt: skip
+    ):
         given = wide_drafter(arch=arch, successor_width=32 if arch == "block_causal" else 0) if arch else None
         models = on_kernels(verifier, given, dtype, threads)
         role = ROLES[arch](models[1]) if arch else NoDrafter()

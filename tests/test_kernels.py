@@ -51,9 +51,13 @@ from specdec_plugins.model.spec import MAX_WIDTH
 
 pytestmark = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
 WIDE = {
-    "encoder_embed_dim": 64, "decoder_embed_dim": 64, "encoder_ffn_embed_dim": 96, "decoder_ffn_embed_dim": 128,
-    "encoder_attention_heads": 2, "decoder_attention_heads": 8,
-}  # fmt: skip
+    "encoder_embed_dim": 64,
+    "decoder_embed_dim": 64,
+    "encoder_ffn_embed_dim": 96,
+    "decoder_ffn_embed_dim": 128,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 8,
+}
 KERNEL_SHAPES = {
     **SHAPES,
     "untied": {**SHAPES["untied"], "decoder_ffn_embed_dim": 160},
@@ -330,11 +334,15 @@ def test_a_pass_and_its_judgement_are_the_same_in_one_call_and_in_two(dtype, var
         role = ModelVerifier(on_kernels(wide_verifier(), dtype=dtype, threads=threads)[0])
         requests = [
             Request(
-                row, source, rng.choice([2, 9]), rng.choice([0, 1, 4]), no_repeat=rng.choice([0, 1, 2]),
+                row,
+                source,
+                rng.choice([2, 9]),
+                rng.choice([0, 1, 4]),
+                no_repeat=rng.choice([0, 1, 2]),
                 tolerance=rng.choice([Tolerance(), Tolerance(5, 2.0), Tolerance(60)]),
             )
             for row, source in enumerate(sources)
-        ]  # fmt: skip
+        ]
         drafts, found = [[rng.randrange(3, WORDS + 4) for _ in range(rng.randrange(9))] for _ in sources], []
         for kind in ("one call", "two calls", "hidden states"):
             want, prefix, state = Want(features=kind == "hidden states"), Prefix(), role.start(5)
@@ -440,9 +448,17 @@ def attended_together(queries, entries, heads, scale, sees):
     told = compiled.library().rows("SeenRow", **dict(zip(names, zip(*rows))))
     listed, result = binding.integers(*positions), torch.empty_like(given)
     compiled.library().specdec_attend(
-        len(given), given.size(1), heads, scale, given.data_ptr(), entries.data_ptr(), entries.stride(0),
-        binding.start(told), binding.start(listed), result.data_ptr(),
-    )  # fmt: skip
+        len(given),
+        given.size(1),
+        heads,
+        scale,
+        given.data_ptr(),
+        entries.data_ptr(),
+        entries.stride(0),
+        binding.start(told),
+        binding.start(listed),
+        result.data_ptr(),
+    )
     return result
 
 
@@ -510,12 +526,16 @@ def test_queries_are_taken_together_bit_for_bit(variant, width, heads):
             for _ in range(number):
                 end = rng.randrange(1, longest + 1)
                 sees.append(
-                    rng.choice([
-                        {"to": end}, {"to": longest}, {"from_": rng.randrange(end), "to": end, "sinks": rng.randrange(end)},
-                        {"listed": sorted(rng.sample(range(longest), rng.randrange(1, longest + 1)))},
-                        {"to": end, "path": (end - 1, [rng.randrange(longest)])},
-                    ])
-                )  # fmt: skip
+                    rng.choice(
+                        [
+                            {"to": end},
+                            {"to": longest},
+                            {"from_": rng.randrange(end), "to": end, "sinks": rng.randrange(end)},
+                            {"listed": sorted(rng.sample(range(longest), rng.randrange(1, longest + 1)))},
+                            {"to": end, "path": (end - 1, [rng.randrange(longest)])},
+                        ]
+                    )
+                )
             together = attended_together(queries, entries, heads, 0.2, [seen(**each) for each in sees])
             for query, each, result in zip(queries, sees, together):
                 assert torch.equal(attended(query, entries, heads, 0.2, **each), result), (longest, number, each)

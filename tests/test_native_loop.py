@@ -100,12 +100,16 @@ def requests_of(count, seed, plain=False):
     rng, requests = random.Random(seed), []
     for index, source in enumerate(sentences(count, seed)):
         limit = rng.randrange(1, 30)
-        options = {} if plain else {
-            "min_length": rng.choice([0, 1, 1, 4]),
-            "forced": [rng.randrange(4, WORDS + 4) for _ in range(rng.choice([0, 0, 1, 3]))],
-            "no_repeat": rng.choice([0, 0, 1, 2, 3]),
-            "tolerance": rng.choice([None, Tolerance(), Tolerance(3, 2.0), Tolerance(WORDS, 0.7)]),
-        }  # fmt: skip
+        options = (
+            {}
+            if plain
+            else {
+                "min_length": rng.choice([0, 1, 1, 4]),
+                "forced": [rng.randrange(4, WORDS + 4) for _ in range(rng.choice([0, 0, 1, 3]))],
+                "no_repeat": rng.choice([0, 0, 1, 2, 3]),
+                "tolerance": rng.choice([None, Tolerance(), Tolerance(3, 2.0), Tolerance(WORDS, 0.7)]),
+            }
+        )
         requests.append(Request(index, source, limit, **options))
     return requests
 

@@ -127,16 +127,29 @@ def spoiled(number):
     return change
 
 
-@pytest.mark.parametrize("kind, file, name", [
-    ("causal", "drafter", "decoder.successor.out.weight"), ("causal", "drafter", "decoder.successor.from_token.weight"),
-    ("causal", "drafter", "decoder.embed_tokens.weight"), ("block", "drafter", "decoder.copy_attn.weight"),
-    ("hydra", "drafter", "heads.weight"), ("hydra", "drafter", "beginning.query"), ("eagle", "drafter", "unknown"),
-    ("marian", "verifier", "encoder.layers.0.fc1.bias"), ("marian", "verifier", "decoder.output_projection.bias"),
-])  # fmt: skip
-@pytest.mark.parametrize("change, fault", [
-    (lambda tensor: tensor.to(torch.int8), "is int8, not floating-point"), (lambda tensor: tensor.to(torch.int64), "is int64"),
-    (spoiled(float("nan")), "has values that are not finite"), (spoiled(float("-inf")), "has values that are not finite"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, file, name",
+    [
+        ("causal", "drafter", "decoder.successor.out.weight"),
+        ("causal", "drafter", "decoder.successor.from_token.weight"),
+        ("causal", "drafter", "decoder.embed_tokens.weight"),
+        ("block", "drafter", "decoder.copy_attn.weight"),
+        ("hydra", "drafter", "heads.weight"),
+        ("hydra", "drafter", "beginning.query"),
+        ("eagle", "drafter", "unknown"),
+        ("marian", "verifier", "encoder.layers.0.fc1.bias"),
+        ("marian", "verifier", "decoder.output_projection.bias"),
+    ],
+)
+@pytest.mark.parametrize(
+    "change, fault",
+    [
+        (lambda tensor: tensor.to(torch.int8), "is int8, not floating-point"),
+        (lambda tensor: tensor.to(torch.int64), "is int64"),
+        (spoiled(float("nan")), "has values that are not finite"),
+        (spoiled(float("-inf")), "has values that are not finite"),
+    ],
+)
 def test_weights_are_finite_floating_point_numbers(copied, kind, file, name, change, fault):
     folder = copied(kind, tensors=[(file, name, change)])
     with pytest.raises(ValueError, match=rf"{name}.*{fault}"):

@@ -294,8 +294,14 @@ def test_each_request_has_its_own_options(world, error):
     rng, requests, expected = random.Random(1), [], []
     for index, source in enumerate(sources[:20]):
         forced = [rng.randrange(4, WORDS) for _ in range(rng.choice([0, 0, 1, 4]))]
-        request = Request(index, source, limit=rng.randrange(1, 14), min_length=rng.choice([0, 1, 6]), forced=forced,
-                          no_repeat=rng.choice([0, 1, 2, 3, 1 << 30]))  # fmt: skip
+        request = Request(
+            index,
+            source,
+            limit=rng.randrange(1, 14),
+            min_length=rng.choice([0, 1, 6]),
+            forced=forced,
+            no_repeat=rng.choice([0, 1, 2, 3, 1 << 30]),
+        )
         requests.append(request)
         expected.append(constrained(model, request, tilt))
     assert len({len(output) for output in expected}) > 3
@@ -386,8 +392,10 @@ def test_duplicated_rows_go_on_apart(world):
     for row, old in enumerate(order):
         said = [*outputs[old], *drafts[row]]
         with torch.no_grad():
-            expected = model.decoder(torch.tensor([[EOS, *said]]), encoder_out=model.encoder(
-                torch.tensor([sources[old]]), src_lengths=torch.tensor([len(sources[old])])))[0][0, -1]  # fmt: skip
+            expected = model.decoder(
+                torch.tensor([[EOS, *said]]),
+                encoder_out=model.encoder(torch.tensor([sources[old]]), src_lengths=torch.tensor([len(sources[old])])),
+            )[0][0, -1]
         torch.testing.assert_close(again[row, 1], expected + tilt[len(said)], rtol=1e-6, atol=1e-6)  # its softmax is in float32
 
 

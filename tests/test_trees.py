@@ -178,11 +178,18 @@ def test_the_output_is_that_without_drafts(dtype, how):
     for bias in (-6.0, 0.5):
         verifier = tilted_verifier(loaded(dtype), make_tilt(3, bias).to(torch.float64 if dtype == "float64" else torch.float32))
         requests = [
-            Request(index, source, rng.randrange(1, 22), min_length=rng.choice((0, 1, 4)), forced=rng.choice(((), (), (7, 9))),
-                    sampling=rng.choice((DRAWN[how], DRAWN[how], None)), seeds=[rng.randrange(99)],
-                    no_repeat=rng.choice((0, 0, 1, 2)))
+            Request(
+                index,
+                source,
+                rng.randrange(1, 22),
+                min_length=rng.choice((0, 1, 4)),
+                forced=rng.choice(((), (), (7, 9))),
+                sampling=rng.choice((DRAWN[how], DRAWN[how], None)),
+                seeds=[rng.randrange(99)],
+                no_repeat=rng.choice((0, 0, 1, 2)),
+            )
             for index, source in enumerate(sentences(10, seed=4))
-        ]  # fmt: skip
+        ]
         alone, _ = decode(verifier, NoDrafter(), requests, 0, 1)
         outputs = [hypothesis.tokens for hypothesis in alone]
         assert len({tuple(tokens) for tokens in outputs}) > 5
@@ -203,8 +210,10 @@ def test_an_output_does_not_depend_on_the_batch(dtype):
     model, drafting = load(verifier, drafter) if dtype == "float64" else on_kernels(verifier, drafter, dtype)
     tilt = make_tilt(3, -1.0).to(torch.float64 if dtype == "float64" else torch.float32) / 2
     how = Sampling(0.9, top_k=9, rule="rejection")
-    requests = [Request(index, source, 14, sampling=[how, None][index % 2], seeds=[index])
-                for index, source in enumerate(sentences(12, seed=8))]  # fmt: skip
+    requests = [
+        Request(index, source, 14, sampling=[how, None][index % 2], seeds=[index])
+        for index, source in enumerate(sentences(12, seed=8))
+    ]
     found = []
     for rows in (1, 5, 12):
         role = CausalBlockDrafter(Tilted(drafting, tilt))
@@ -217,8 +226,10 @@ def test_an_output_does_not_depend_on_the_batch(dtype):
 
 def markov(rng, width):
     """Candidates of random scores after each of some tokens, and the whole tree of them up to a depth."""
-    table = {token: torch.randn(width, generator=torch.Generator().manual_seed(rng.randrange(9999))).log_softmax(0).tolist()
-             for token in range(-1, width)}  # fmt: skip
+    table = {
+        token: torch.randn(width, generator=torch.Generator().manual_seed(rng.randrange(9999))).log_softmax(0).tolist()
+        for token in range(-1, width)
+    }
 
     def children(key):
         depth, token = key
@@ -316,8 +327,10 @@ def test_trees_of_a_models_own_drafter(dtype, arch):
     tilt = make_tilt(3, -1.0).to(torch.float64 if dtype == "float64" else torch.float32) / 2
     role, first = ROLES[arch](Tilted(drafting, tilt)), Tree(9, ((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)))
     how = Sampling(1.2, top_k=9, top_p=0.97, repetition_penalty=1.2)
-    requests = [Request(index, source, 14, sampling=[how, None, how][index % 3], seeds=[index])
-                for index, source in enumerate(sentences(9, seed=8))]  # fmt: skip
+    requests = [
+        Request(index, source, 14, sampling=[how, None, how][index % 3], seeds=[index])
+        for index, source in enumerate(sentences(9, seed=8))
+    ]
     drafts = []
     for plan in (Plan([4] * 9, tree=first), Plan([4] * 9)):
         state, prefix = role.start(9, None), Prefix()
@@ -342,8 +355,10 @@ def test_trees_of_drafters_without_weights(dtype, make):
     model = loaded(dtype)
     tilt = make_tilt(3, -2.0, positions=1).expand(64, -1).to(torch.float64 if dtype == "float64" else torch.float32)
     verifier = tilted_verifier(model, tilt)
-    requests = [Request(index, source, 30, sampling=[Sampling(0.9), None][index % 2], seeds=[index])
-                for index, source in enumerate(sentences(10, seed=8))]  # fmt: skip
+    requests = [
+        Request(index, source, 30, sampling=[Sampling(0.9), None][index % 2], seeds=[index])
+        for index, source in enumerate(sentences(10, seed=8))
+    ]
     alone, _ = decode(verifier, NoDrafter(), requests, 0, 4)
     rates = []
     for tree in (None, Tree(12)):
@@ -380,8 +395,10 @@ def test_outputs_where_chains_and_trees_take_turns(dtype, kind):
     verifier[0].decoder.output_projection.weight.data[EOS] *= 0.5
     drafter = wide_drafter(arch=kind, **({"successor_width": 32} if kind == "block_causal" else {})) if trained else None
     model, drafting = load(verifier, drafter) if dtype == "float64" else on_kernels(verifier, drafter, dtype)
-    requests = [Request(index, source, 24, seeds=[index], sampling=DRAWN["drawn"] if index % 2 else None)
-                for index, source in enumerate(sentences(20, seed=9))]  # fmt: skip
+    requests = [
+        Request(index, source, 24, seeds=[index], sampling=DRAWN["drawn"] if index % 2 else None)
+        for index, source in enumerate(sentences(20, seed=9))
+    ]
     alone, _ = decode(ModelVerifier(model), NoDrafter(), requests, 0, 4)
     for rows in (1, 5):
         role = ROLES[kind](drafting) if trained else Recycling() if kind == "recycling" else Lookahead(range(WORDS + 4))
@@ -417,8 +434,10 @@ def test_a_drafter_that_does_not_branch_is_refused():
     assert Translator.from_pretrained(folder, **branching).engine.roles.controller.plan([0]) == Plan((8,), ALWAYS, tree=Tree(4))
     translator = Translator.from_pretrained(folder, **branching, block_size=3)
     assert translator.engine.roles.controller.plan([0, 0]) == Plan((3, 3), ALWAYS, tree=Tree(4))
-    texts = [Translator.from_pretrained(folder, **how).translate(["A dog runs.", "Two men are cooking in a kitchen."])
-             for how in ({"strategy": "ar"}, {**branching, "block_size": "model"})]  # fmt: skip
+    texts = [
+        Translator.from_pretrained(folder, **how).translate(["A dog runs.", "Two men are cooking in a kitchen."])
+        for how in ({"strategy": "ar"}, {**branching, "block_size": "model"})
+    ]
     assert [result.text for result in texts[0]] == [result.text for result in texts[1]]
     assert any(len(step.drafted) == 4 for result in texts[1] for step in result.steps)
 
@@ -429,8 +448,10 @@ def test_recorded_passes_of_trees():
         found = []
         for runner in (EAGER, Tapes()):
             _, (verifier, drafter), _ = make_pair(bias=-1.0, drafter=DRAFTERS[kind], shake=0.1, runner=runner)
-            requests = [Request(index, source, 5 + index, sampling=DRAWN["drawn"] if index % 3 else None, seeds=[index])
-                        for index, source in enumerate(sentences(12, seed=5))]  # fmt: skip
+            requests = [
+                Request(index, source, 5 + index, sampling=DRAWN["drawn"] if index % 3 else None, seeds=[index])
+                for index, source in enumerate(sentences(12, seed=5))
+            ]
             for _ in range(2):
                 hypotheses, _ = decode(verifier, drafter, requests, 4, 5, acceptance=TopBetaTau(3, 2.0), tree=Tree(9))
             found.append([(each.tokens, each.steps, each.cut) for each in hypotheses])

@@ -19,9 +19,13 @@ THREADS = usual_threads()  # before anything here changes torch's choice
 
 
 def assemble(
-    verifier: Model, drafter: DrafterModel | None, device: torch.device | str = "cpu", dtype: str = "float32",
-    threads: int | None = None, kernels: str | None = None,
-) -> tuple[Drafter, ModelVerifier]:  # fmt: skip
+    verifier: Model,
+    drafter: DrafterModel | None,
+    device: torch.device | str = "cpu",
+    dtype: str = "float32",
+    threads: int | None = None,
+    kernels: str | None = None,
+) -> tuple[Drafter, ModelVerifier]:
     """The drafter (``none`` without weights) and the verifier.
 
     The kernels run on CPUs in ``cpu.DTYPES``, PyTorch everything else. Data type ``auto`` is the fastest: int8 with the kernels,
@@ -36,9 +40,13 @@ def assemble(
 
 
 def load(
-    verifier: Model, drafter: DrafterModel | None, device: torch.device | str = "cpu", dtype: str = "float32",
-    threads: int | None = None, kernels: str | None = None,
-) -> tuple[LoadedModel, LoadedModel | None]:  # fmt: skip
+    verifier: Model,
+    drafter: DrafterModel | None,
+    device: torch.device | str = "cpu",
+    dtype: str = "float32",
+    threads: int | None = None,
+    kernels: str | None = None,
+) -> tuple[LoadedModel, LoadedModel | None]:
     """Both models on one backend; None for a drafter that is not one of our Transformers. Raises ValueError as `assemble`."""
     drafter = drafter and drafters.as_transformer(drafter, verifier)
     where, automatic = torch.device(device), dtype == "auto"

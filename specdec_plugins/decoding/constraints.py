@@ -69,10 +69,11 @@ class Bounds(NamedTuple):
         """The constraints after each (row, tokens that follow its prefix)."""
         constraints, room, minimum, repeats = self
         return Bounds(
-            constraints, [room[row] - len(path) for row, path in paths],
+            constraints,
+            [room[row] - len(path) for row, path in paths],
             [max(0, minimum[row] - len(path)) for row, path in paths],
             repeats and [repeats[row]._replace(prefix=[*repeats[row].prefix, *path]) for row, path in paths],
-        )  # fmt: skip
+        )
 
 
 def restrict(

@@ -28,10 +28,18 @@ class Session:
     """
 
     def __init__(
-        self, drafter: Drafter, verifier: Verifier, acceptance: Acceptance, controller: Controller, admission: BoundedAdmission,
-        rows: int, constraints: Constraints | None = None, stats: DecodeStats | None = None, device: torch.device | str = "cpu",
+        self,
+        drafter: Drafter,
+        verifier: Verifier,
+        acceptance: Acceptance,
+        controller: Controller,
+        admission: BoundedAdmission,
+        rows: int,
+        constraints: Constraints | None = None,
+        stats: DecodeStats | None = None,
+        device: torch.device | str = "cpu",
         limits: ModelLimits | None = None,
-    ):  # fmt: skip
+    ):
         """``limits`` bound requests; None: the verifier's."""
         self.controller, self.admission, self.rows, self.device = controller, admission, rows, torch.device(device)
         self.limits = limits or verifier.limits
@@ -164,9 +172,16 @@ class Session:
 
 
 def speculative_decode(
-    drafter: Drafter, verifier: Verifier, acceptance: Acceptance, controller: Controller, requests: Sequence[Request],
-    rows: int, stats: DecodeStats, constraints: Constraints | None = None, device: torch.device | str = "cpu",
-) -> Iterator[Hypothesis]:  # fmt: skip
+    drafter: Drafter,
+    verifier: Verifier,
+    acceptance: Acceptance,
+    controller: Controller,
+    requests: Sequence[Request],
+    rows: int,
+    stats: DecodeStats,
+    constraints: Constraints | None = None,
+    device: torch.device | str = "cpu",
+) -> Iterator[Hypothesis]:
     """Yield outputs as they finish, with up to ``rows`` rows in flight."""
     rows = min(rows, max(1, sum(request.rows for request in requests)))
     admission = BoundedAdmission(rows)

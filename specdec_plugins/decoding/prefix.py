@@ -206,9 +206,15 @@ class Prefix:
         tokens = output[:-1] if output[-1:] == [self.symbols.eos] else output
         scores = self.scores[row] if self.constraints.rules.ends else self.scores[row][:limit]
         return Hypothesis(
-            self.requests[row].index, tokens, scores, self.steps[row], self.cut[row], self.numbers[row],
-            self.prefilled[row], self.errors[row],
-        )  # fmt: skip
+            self.requests[row].index,
+            tokens,
+            scores,
+            self.steps[row],
+            self.cut[row],
+            self.numbers[row],
+            self.prefilled[row],
+            self.errors[row],
+        )
 
     def hypotheses(self, row: int) -> list[Hypothesis]:
         """The outputs of a row: one. A search's outputs, best first, are those of its first row."""

@@ -74,9 +74,11 @@ class Request:
 
     def _faults(self, limits: ModelLimits) -> Iterator[str]:
         for name, value, least, most in (
-            ("index", self.index, -HUGE, HUGE - 1), ("limit", self.limit, 1, limits.target_positions - 1),
-            ("min_length", self.min_length, 0, HUGE - 1), ("no_repeat", self.no_repeat, 0, HUGE - 1),
-        ):  # fmt: skip
+            ("index", self.index, -HUGE, HUGE - 1),
+            ("limit", self.limit, 1, limits.target_positions - 1),
+            ("min_length", self.min_length, 0, HUGE - 1),
+            ("no_repeat", self.no_repeat, 0, HUGE - 1),
+        ):
             if type(value) is not int or not least <= value <= most:
                 yield f"{name} is {value!r}, not a whole number from {least:,} to {most:,}"
         sequences = self.tokens, self.forced, self.hint, self.seeds
@@ -87,8 +89,10 @@ class Request:
         if len(self.tokens) > limits.source_positions:
             yield f"the source has {len(self.tokens):,} tokens; the models read at most {limits.source_positions:,}"
         for name, tokens, size in (
-            ("source", self.tokens, limits.source), ("forced", self.forced, limits.target), ("hint", self.hint, limits.target)
-        ):  # fmt: skip
+            ("source", self.tokens, limits.source),
+            ("forced", self.forced, limits.target),
+            ("hint", self.hint, limits.target),
+        ):
             if tokens and not (set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < size):
                 yield f"{name} has token ids outside the vocabulary of {size:,}"
         if set(map(type, self.seeds)) != {int} or min(self.seeds) < -(1 << 63) or max(self.seeds) >= 1 << 63:

@@ -34,9 +34,13 @@ class Table(NamedTuple):
 
     @classmethod
     def of(
-        cls, draws: Sequence[Draws | None], rows: int, vocabulary: int, device: torch.device,
+        cls,
+        draws: Sequence[Draws | None],
+        rows: int,
+        vocabulary: int,
+        device: torch.device,
         round_up: Callable[[int, int], int] = lambda size, unit: size,
-    ) -> "Table":  # fmt: skip
+    ) -> "Table":
         """Draws of the first of ``rows`` rows. ``round_up(T, unit)`` leaves fewer different shapes."""
         nothing = Draws(Sampling(), 0, ())
         given = [each or nothing for each in draws]

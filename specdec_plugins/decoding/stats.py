@@ -14,9 +14,20 @@ if TYPE_CHECKING:
     from .values import Expected
 
 COUNTS = (
-    "sentences", "passes", "iterations", "drafting", "drafted", "accepted", "own_tokens", "cut", "prefilled", "compared_tokens",
-    "compared_cost", "plain", "plain_cost",
-)  # fmt: skip
+    "sentences",
+    "passes",
+    "iterations",
+    "drafting",
+    "drafted",
+    "accepted",
+    "own_tokens",
+    "cut",
+    "prefilled",
+    "compared_tokens",
+    "compared_cost",
+    "plain",
+    "plain_cost",
+)
 
 
 @dataclass
@@ -75,10 +86,12 @@ class DecodeStats:
     def __add__(self, other: "DecodeStats") -> "DecodeStats":
         """The sums over both."""
         return DecodeStats(
-            **{name: getattr(self, name) + getattr(other, name) for name in COUNTS}, drafter=self.drafter or other.drafter,
-            beam=max(self.beam, other.beam), lengths=self.lengths + other.lengths,
+            **{name: getattr(self, name) + getattr(other, name) for name in COUNTS},
+            drafter=self.drafter or other.drafter,
+            beam=max(self.beam, other.beam),
+            lengths=self.lengths + other.lengths,
             seconds={name: seconds + other.seconds[name] for name, seconds in self.seconds.items()},
-        )  # fmt: skip
+        )
 
     def record(self, steps: Sequence["Step"], passes: int, length: int, expected: "Expected | None" = None) -> None:
         """Count passes over the batch and their steps, one per row and pass; the longest planned draft had ``length`` tokens.

@@ -20,9 +20,11 @@ class ModelVerifier(Verifier):
     def __init__(self, model: LoadedModel):
         self.model = model
         self.limits = ModelLimits(
-            model.source_vocabulary, model.target_vocabulary, model.spec.encoder.max_positions,
+            model.source_vocabulary,
+            model.target_vocabulary,
+            model.spec.encoder.max_positions,
             model.spec.decoder.max_positions,
-        )  # fmt: skip
+        )
 
     @property
     def recordings(self) -> int:

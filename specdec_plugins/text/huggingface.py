@@ -27,8 +27,16 @@ USUAL: dict[str, tuple[Any, ...]] = {
     "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": (False,),
 }
 # By ``model_type``, where no file names the tokenizer's class.
-CLASSES = {"marian": "MarianTokenizer", "m2m_100": "M2M100Tokenizer", "mbart": "MBartTokenizer", "bart": "BartTokenizer",
-           "pegasus": "PegasusTokenizer", "t5": "T5Tokenizer", "mt5": "T5Tokenizer", "t5gemma": "GemmaTokenizer"}  # fmt: skip
+CLASSES = {
+    "marian": "MarianTokenizer",
+    "m2m_100": "M2M100Tokenizer",
+    "mbart": "MBartTokenizer",
+    "bart": "BartTokenizer",
+    "pegasus": "PegasusTokenizer",
+    "t5": "T5Tokenizer",
+    "mt5": "T5Tokenizer",
+    "t5gemma": "GemmaTokenizer",
+}
 NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # special tokens, in the order in which missing ones get numbers
 DEFAULTS = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>", "cls": "<s>", "mask": "<mask>"}
 
@@ -73,17 +81,24 @@ FAMILIES = {
     "PegasusTokenizer": Family(
         "tokenizer-json", "text eos", JSON, "pegasus", named=("eos", "unk", "pad"), others={"model": "spiece.model"}
     ),
-    "BartTokenizer": BART, "RobertaTokenizer": BART,
+    "BartTokenizer": BART,
+    "RobertaTokenizer": BART,
     "T5Tokenizer": Family(
         "tokenizer-json", "text eos", JSON, "t5", named=("eos", "unk", "pad"), others={"model": "spiece.model"}
     ),
     "GemmaTokenizer": Family(
-        "tokenizer-json", "bos text", JSON, "gemma", named=("pad", "eos", "bos", "unk"),
-        defaults={"pad": "<pad>", "eos": "<eos>", "bos": "<bos>", "unk": "<unk>"}, flags=("add_bos_token",),
+        "tokenizer-json",
+        "bos text",
+        JSON,
+        "gemma",
+        named=("pad", "eos", "bos", "unk"),
+        defaults={"pad": "<pad>", "eos": "<eos>", "bos": "<bos>", "unk": "<unk>"},
+        flags=("add_bos_token",),
     ),
     "ByT5Tokenizer": Family("byt5", "text eos", {}, named=("pad", "eos", "unk")),
-    "TokenizersBackend": FILE, "PreTrainedTokenizer": FILE,
-}  # fmt: skip
+    "TokenizersBackend": FILE,
+    "PreTrainedTokenizer": FILE,
+}
 MAX_SENTINELS = 10_000
 SENTINELS = {"T5Tokenizer": 100, "ByT5Tokenizer": 125}  # tokens <extra_id_N>, where no file says how many
 TAG = re.compile(r"<2([a-z]{2,3}(?:_[A-Za-z]{2,4})*)>")  # MADLAD's target languages
@@ -184,7 +199,7 @@ class TokenizerFolder:
                 self.max_length(512 if self.name == "MarianTokenizer" else None),
                 own.get("clean_up_tokenization_spaces") is True and family.family not in ("nllb", "bart"),  # not done after BPE
                 prefixes=self.prefixes(),
-            )  # fmt: skip
+            )
         except ValueError as error:
             raise ValueError(f"{self.folder}: {error}") from None
 
@@ -234,8 +249,10 @@ class TokenizerFolder:
         ordered = [name for name in NAMED if name in named] + [name for name in named if name not in NAMED]
         special = [given.get(name, Added(named[name], 0)) for name in ordered]
         if self.name == "ByT5Tokenizer":  # whose class makes tokens of strings, and sentinels, in this way
-            special = [each if isinstance(own.get(name), dict) else replace(each, lstrip=True, rstrip=True)
-                       for name, each in zip(ordered, special)]  # fmt: skip
+            special = [
+                each if isinstance(own.get(name), dict) else replace(each, lstrip=True, rstrip=True)
+                for name, each in zip(ordered, special)
+            ]
             extra = extra or [Added(f"<extra_id_{number}>", 0) for number in range(self.sentinels)]
         special += extra
         if "tokenizer" in self.files:

@@ -90,8 +90,10 @@ def longest_paths(scores: Pass, forest: Forest, rows: Sequence[int], tolerances:
     bounds, draws = forest.after(before)
     judged = scores.with_logits(logits.flatten(0, 1)[send(pairs, logits.device)]).judge(
         Draft([[] if node == ROOT else [tokens[row][node]] for row, node in nodes]),
-        bounds, [tolerances[row] for row, _ in nodes], draws,
-    )  # fmt: skip
+        bounds,
+        [tolerances[row] for row, _ in nodes],
+        draws,
+    )
     assert judged.own is not None
     verdicts = iter(zip(judged.accepted, judged.own, judged.scores, judged.cut))
     return [best_path(parents[row], [next(verdicts) for _ in range(ROOT, len(tokens[row]))]) for row in rows]

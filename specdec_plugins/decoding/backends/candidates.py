@@ -62,7 +62,7 @@ def forbid(logits: Tensor, symbols: Symbols, empty: Tensor | list[int]) -> None:
 @torch.inference_mode()
 def candidates_of(
     logits: Tensor, gates: Tensor | None, successor: Successor | None, vocabulary: Sequence[int] | None, prefix: Prefix
-) -> Candidates:  # fmt: skip
+) -> Candidates:
     """By logits (R, K, V), and gates (R, K, G) with a successor network: never pad, and no eos in an empty output.
 
     In rows that sample, scores are warped; under the coupled rule they include the noise that the verifier draws with, and so

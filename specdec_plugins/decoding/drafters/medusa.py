@@ -129,9 +129,13 @@ class HeadsDrafter(Drafter):
     traits = Traits(needs_verifier=True, follows=True, trees=True, wants=Want(features=True))
 
     def __init__(
-        self, model: LoadedModel, verifier: LoadedModel, length: int, heads: Callable[[Tensor, Sequence[int]], Tensor],
+        self,
+        model: LoadedModel,
+        verifier: LoadedModel,
+        length: int,
+        heads: Callable[[Tensor, Sequence[int]], Tensor],
         beginning: Callable[[Tensor], Tensor],
-    ):  # fmt: skip
+    ):
         self.model, self.verifier, self.length, self.heads, self.beginning = model, verifier, length, heads, beginning
 
     def start(self, rows: int, shared: object) -> HeadsState:
@@ -195,9 +199,12 @@ def heads_drafter(
     """A drafter of ``length`` tokens from ``count`` vectors. Raises ValueError with every tensor that does not fit."""
     width, source = verifier.spec.decoder.width, verifier.spec.encoder.width
     shapes = {
-        "heads.weight": (count * width, width * (1 + reads_token)), "heads.bias": (count * width,),
-        "beginning.query": (source,), "beginning.out.weight": (width, source), "beginning.out.bias": (width,),
-    }  # fmt: skip
+        "heads.weight": (count * width, width * (1 + reads_token)),
+        "heads.bias": (count * width,),
+        "beginning.query": (source,),
+        "beginning.out.weight": (width, source),
+        "beginning.out.bias": (width,),
+    }
     own = matching(weights, shapes)
     beginning = verifier.beginning(own["beginning.query"], own["beginning.out.weight"], own["beginning.out.bias"])
     heads = verifier.heads(own["heads.weight"], own["heads.bias"], reads_token)

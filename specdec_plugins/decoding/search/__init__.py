@@ -6,8 +6,9 @@ from specdec_plugins.decoding.search import fairseq, huggingface
 from specdec_plugins.decoding.search.beam import ROOT, Beams, Ranked, Search
 
 STEPS: dict[str, Callable[[Search, Beams, Sequence[Ranked]], Beams]] = {
-    "fairseq": fairseq.step, "huggingface": huggingface.step,
-}  # fmt: skip
+    "fairseq": fairseq.step,
+    "huggingface": huggingface.step,
+}
 
 
 def begin(search: Search, tokens: Sequence[int], scores: Sequence[float]) -> Beams:

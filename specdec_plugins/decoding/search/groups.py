@@ -53,10 +53,17 @@ def advance(
     tokens = [draft.tokens[row] for row in order]
     moved = TreeDraft(tokens, [list(draft.parents[row]) for row in order]) if draft.parents else Draft(tokens)
     paths = [list(place.path) for place in places]
-    return order, moved, Verdict(
-        list(map(len, paths)), [place.own for place in places], [place.scores for place in places],
-        [place.cut for place in places], paths if draft.parents else None,
-    )  # fmt: skip
+    return (
+        order,
+        moved,
+        Verdict(
+            list(map(len, paths)),
+            [place.own for place in places],
+            [place.scores for place in places],
+            [place.cut for place in places],
+            paths if draft.parents else None,
+        ),
+    )
 
 
 def replay(

@@ -144,11 +144,21 @@ class Stack(Handle):
     """An encoder or decoder: an embedding, layers (`add_layer`), and a projection to logits."""
 
     def __init__(
-        self, engine: Engine, side: SideSpec, tokens: Tensor, positions: Tensor | None, *, rotation: Tensor | None = None,
-        zero_start: bool = False, embedding_norm: Norm | None = None, last_norm: Norm | None = None,
-        projection: NativeLinear | None = None, cap: float | None = None, gate: NativeLinear | None = None,
+        self,
+        engine: Engine,
+        side: SideSpec,
+        tokens: Tensor,
+        positions: Tensor | None,
+        *,
+        rotation: Tensor | None = None,
+        zero_start: bool = False,
+        embedding_norm: Norm | None = None,
+        last_norm: Norm | None = None,
+        projection: NativeLinear | None = None,
+        cap: float | None = None,
+        gate: NativeLinear | None = None,
         screen: Screen | None = None,
-    ):  # fmt: skip
+    ):
         """Of a ``side`` of a model, without its norms; those are given. ``tokens`` (V, D), ``positions`` (P, D), ``rotation``
         (P, K). ``cap``: of logits. ``gate`` is the successor network's. With a ``screen`` of the projection most logits are
         approximate.
@@ -162,14 +172,29 @@ class Stack(Handle):
         self.linears: list[NativeLinear] = []  # of the layers
         attention, embedding = side.attention, side.embedding
         call = engine.library.structs["StackCall"](
-            width=side.width, heads=attention.heads, key_heads=side.key_heads, head_width=side.head_width,
-            activation=ACTIVATIONS[side.feed_forward.activation], norms=NORMS[side.norms], scale=attention.scale or 0,
-            cap=attention.cap or 0, rotation=address(rotation), turned=0 if rotation is None else len(rotation),
-            tokens=address(tokens), kind=TABLES[tokens.dtype], embedding_scale=embedding.scale,
-            positions=address(positions), first=embedding.offset or 0, last=0 if positions is None else len(positions) - 1,
-            zero_start=zero_start, projection=projection and projection.pointer, gate=gate and gate.pointer,
-            basis=screen and screen.basis.pointer, screen=screen and screen.weights.pointer, logits_cap=cap or 0,
-        )  # fmt: skip
+            width=side.width,
+            heads=attention.heads,
+            key_heads=side.key_heads,
+            head_width=side.head_width,
+            activation=ACTIVATIONS[side.feed_forward.activation],
+            norms=NORMS[side.norms],
+            scale=attention.scale or 0,
+            cap=attention.cap or 0,
+            rotation=address(rotation),
+            turned=0 if rotation is None else len(rotation),
+            tokens=address(tokens),
+            kind=TABLES[tokens.dtype],
+            embedding_scale=embedding.scale,
+            positions=address(positions),
+            first=embedding.offset or 0,
+            last=0 if positions is None else len(positions) - 1,
+            zero_start=zero_start,
+            projection=projection and projection.pointer,
+            gate=gate and gate.pointer,
+            basis=screen and screen.basis.pointer,
+            screen=screen and screen.weights.pointer,
+            logits_cap=cap or 0,
+        )
         kept_norms = [set_norm(call, name, norm) for name, norm in (("embedding_norm", embedding_norm), ("last_norm", last_norm))]
         super().__init__(engine.library, "stack", byref(call))
         del kept_norms  # until here: the library has copied them

@@ -61,9 +61,13 @@ def obstacles(model: Transformer) -> list[str]:
 
 
 def load(
-    verifier: Transformer, drafter: Transformer | None, dtype: str, threads: int, drafting: str = "int8",
+    verifier: Transformer,
+    drafter: Transformer | None,
+    dtype: str,
+    threads: int,
+    drafting: str = "int8",
     library: Library | None = None,
-) -> tuple["CpuModel", "CpuModel | None"]:  # fmt: skip
+) -> tuple["CpuModel", "CpuModel | None"]:
     """Both models on one team of threads, with the encoder or output projection that they share held once. ``dtype`` is the
     verifier's, ``drafting`` the drafter's. The kernels are ``library``, by default the best."""
     engine = Engine(threads, library)
@@ -111,9 +115,16 @@ class NativeHeads:
             raise ValueError(f"hidden states {tuple(states.shape)} for {len(last)} rows of width {self.width}")
         vectors = torch.empty(len(states), self.count, self.width)
         self.engine.library.specdec_heads(
-            self.engine.pointer, self.linear.pointer, len(states), self.width, address(states), self.embeddings, self.scale,
-            start(last), address(vectors),
-        )  # fmt: skip
+            self.engine.pointer,
+            self.linear.pointer,
+            len(states),
+            self.width,
+            address(states),
+            self.embeddings,
+            self.scale,
+            start(last),
+            address(vectors),
+        )
         return vectors
 
 
@@ -143,9 +154,13 @@ class CpuModel:
     device = torch.device("cpu")
 
     def __init__(
-        self, model: Transformer, engine: Engine, dtype: str, encoder: CpuEncoder | None = None,
+        self,
+        model: Transformer,
+        engine: Engine,
+        dtype: str,
+        encoder: CpuEncoder | None = None,
         projection: NativeLinear | None = None,
-    ):  # fmt: skip
+    ):
         decoder = model.decoder
         self.spec, self.engine, self.dtype = model.spec, engine, dtype
         self.encoder = encoder or CpuEncoder(engine, model.encoder, dtype)
@@ -185,9 +200,16 @@ class CpuModel:
         cache.reserve(max(slots) + 1, max(lengths))
         rows = self.engine.library.rows("RememberRow", sentence=numbers, slot=slots, length=lengths)
         self.engine.library.specdec_remember(
-            self.engine.pointer, self.stack.pointer, self.memory.pointer, len(slots), source.longest, start(rows),
-            address(encoded), self.entry, *cache.layout,
-        )  # fmt: skip
+            self.engine.pointer,
+            self.stack.pointer,
+            self.memory.pointer,
+            len(slots),
+            source.longest,
+            start(rows),
+            address(encoded),
+            self.entry,
+            *cache.layout,
+        )
         if self.copy is not None:
             cache.put(slots, self.source_embedding.copied(source.tokens[list(numbers)], self.copy), self.layers)
 
@@ -214,15 +236,29 @@ class CpuModel:
 
 
 def stack_of(
-    engine: Engine, side: Encoder | Decoder, dtype: str, projection: NativeLinear | None = None, gate: NativeLinear | None = None,
+    engine: Engine,
+    side: Encoder | Decoder,
+    dtype: str,
+    projection: NativeLinear | None = None,
+    gate: NativeLinear | None = None,
     screen: Screen | None = None,
-) -> Stack:  # fmt: skip
+) -> Stack:
     """An encoder or decoder of `transformer.py` on the kernels."""
     embedding, cap = side.embedding, side.cap if isinstance(side, Decoder) else None
     stack = Stack(
-        engine, side.side, embedding.tokens, embedding.positions, rotation=side.rotation, zero_start=embedding.zero_start,
-        embedding_norm=embedding.norm, last_norm=side.norm, projection=projection, cap=cap, gate=gate, screen=screen,
-    )  # fmt: skip
+        engine,
+        side.side,
+        embedding.tokens,
+        embedding.positions,
+        rotation=side.rotation,
+        zero_start=embedding.zero_start,
+        embedding_norm=embedding.norm,
+        last_norm=side.norm,
+        projection=projection,
+        cap=cap,
+        gate=gate,
+        screen=screen,
+    )
     keys = side.memory_turns if isinstance(side, Decoder) else []
     for layer, cross_keys in zip_longest(side.layers, keys):
         add_layer(stack, layer, cross_keys, dtype)
@@ -232,9 +268,14 @@ def stack_of(
 
 def add_layer(stack: Stack, layer: Layer, cross_keys: Turn | None, dtype: str) -> None:
     linears: dict[str, Linear | None] = {
-        "qkv": layer.qkv, "out": layer.out, "cross_query": layer.cross_query, "cross_out": layer.cross_out,
-        "fc1": layer.fc1, "fc2": layer.fc2, "gate": layer.gate,
-    }  # fmt: skip
+        "qkv": layer.qkv,
+        "out": layer.out,
+        "cross_query": layer.cross_query,
+        "cross_out": layer.cross_out,
+        "fc1": layer.fc1,
+        "fc2": layer.fc2,
+        "gate": layer.gate,
+    }
     norms = dict[str, Norm | None]()
     for prefix, around in (("", layer.around), ("cross_", layer.cross_around), ("final_", layer.final_around)):
         norms |= zip((f"{prefix}norm", f"{prefix}after_norm"), around.norms if around else ())

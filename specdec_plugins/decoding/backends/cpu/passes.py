@@ -120,9 +120,16 @@ class CpuPass:
         banned, bans = integers(bounds.constraints.banned), NativeRepeats.of(repeats if own.repeats else None)
         tokens, scores = array("q", bytes(8 * size * width)), array("f", bytes(4 * size * width))
         call = engine.library.structs["RankCall"](
-            unk=symbols.mask, eos=symbols.eos, banned_count=len(banned), banned=start(banned), rows=start(rows),
-            repeats=bans and bans.pointer, width=width, tokens=start(tokens), scores=start(scores),
-        )  # fmt: skip
+            unk=symbols.mask,
+            eos=symbols.eos,
+            banned_count=len(banned),
+            banned=start(banned),
+            rows=start(rows),
+            repeats=bans and bans.pointer,
+            width=width,
+            tokens=start(tokens),
+            scores=start(scores),
+        )
         engine.library.specdec_rank(engine.pointer, address(logits), size, logits.size(2), logits.size(2), byref(call))
         found, values = tokens.tolist(), scores.tolist()
         ranges = (slice(place * width, place * width + few[place]) for place in places)
@@ -156,9 +163,14 @@ class CausalPass(CpuPass):
         model, reading, state = self.model, self.reading, self.state
         library, (slots, source_slots, lengths) = model.stack.library, state.placed()
         self._rows = library.rows(
-            "ReadRow", tokens=map(len, reading.tokens), position=reading.positions, first=reading.firsts or [0] * self.rows,
-            slot=slots, source_slot=source_slots, source_length=lengths,
-        )  # fmt: skip
+            "ReadRow",
+            tokens=map(len, reading.tokens),
+            position=reading.positions,
+            first=reading.firsts or [0] * self.rows,
+            slot=slots,
+            source_slot=source_slots,
+            source_length=lengths,
+        )
         self._tokens, self._parents = integers(*reading.tokens), None
         if reading.parents is not None:
             self._parents = integers(*within_rows(reading.tokens, reading.parents))
@@ -232,6 +244,16 @@ class BlockPass(CpuPass):
             source_length=lengths,
         )
         library.specdec_draft(
-            model.engine.pointer, model.stack.pointer, self.rows, self.width, start(rows), start(tokens),
-            self.prefix.symbols.mask, scratch_address, scratch.stride(0), *state.sources.cache.layout, copied, logits,
-        )  # fmt: skip
+            model.engine.pointer,
+            model.stack.pointer,
+            self.rows,
+            self.width,
+            start(rows),
+            start(tokens),
+            self.prefix.symbols.mask,
+            scratch_address,
+            scratch.stride(0),
+            *state.sources.cache.layout,
+            copied,
+            logits,
+        )

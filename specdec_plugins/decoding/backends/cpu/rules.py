@@ -34,9 +34,16 @@ class NativeSampling:
             prefixes.append(own)
         temperature, top_p, penalty, seeds, top_k, rejecting, positions, sizes = zip(*rows)
         self._rows = library.rows(
-            "SamplingRow", temperature=temperature, top_p=top_p, penalty=penalty, seed=seeds, top_k=top_k, rejects=rejecting,
-            position=positions, prefix=sizes,
-        )  # fmt: skip
+            "SamplingRow",
+            temperature=temperature,
+            top_p=top_p,
+            penalty=penalty,
+            seed=seeds,
+            top_k=top_k,
+            rejects=rejecting,
+            position=positions,
+            prefix=sizes,
+        )
         self._prefixes = integers(*prefixes)
         self.struct = library.structs["Sampling"](rows=start(self._rows), prefixes=start(self._prefixes))
         if origins is not None:
@@ -77,10 +84,16 @@ class Choosing:
                 self.distribution = Distribution(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.float32))
             self._sampling = NativeSampling(draws, self.distribution)
         self.call = kernels().structs["ChooseCall"](
-            pad=own.pad, eos=own.eos, rows=start(self._rows), tokens=before, outs=after, candidates=candidates,
-            token_ids=model.token_ids and start(model.token_ids), chosen=start(self.chosen),
+            pad=own.pad,
+            eos=own.eos,
+            rows=start(self._rows),
+            tokens=before,
+            outs=after,
+            candidates=candidates,
+            token_ids=model.token_ids and start(model.token_ids),
+            chosen=start(self.chosen),
             sampling=self._sampling and self._sampling.pointer,
-        )  # fmt: skip
+        )
 
     def draft(self) -> Draft:
         """Each row's chosen tokens, up to its draft length."""
@@ -101,9 +114,13 @@ class Judging:
         library, rows = kernels(), len(draft.tokens)
         self.width = width
         self._rows = library.rows(
-            "JudgeRow", drafted=map(len, draft.tokens), beta=[tolerance.beta for tolerance in tolerances],
-            tau=[tolerance.tau for tolerance in tolerances], room=bounds.room, minimum=bounds.minimum,
-        )  # fmt: skip
+            "JudgeRow",
+            drafted=map(len, draft.tokens),
+            beta=[tolerance.beta for tolerance in tolerances],
+            tau=[tolerance.tau for tolerance in tolerances],
+            room=bounds.room,
+            minimum=bounds.minimum,
+        )
         self._tokens, self._branches = integers(*draft.tokens), bool(draft.parents)
         self._parents = integers(*draft.parents)
         self._banned, self._repeats = integers(bounds.constraints.banned), NativeRepeats.of(bounds.repeats)
@@ -111,11 +128,18 @@ class Judging:
         self._verdicts, self._scores = array("q", bytes(24 * rows)), array("f", bytes(4 * rows * width))
         self._paths = array("q", bytes(8 * rows * width if self._branches else 0))
         self.call = library.structs["JudgeCall"](
-            eos=bounds.constraints.symbols.eos, banned_count=len(self._banned), banned=start(self._banned),
-            rows=start(self._rows), tokens=start(self._tokens), parents=start(self._parents) if self._parents else None,
-            sampling=self._sampling and self._sampling.pointer, repeats=self._repeats and self._repeats.pointer,
-            verdicts=start(self._verdicts), scores=start(self._scores), paths=start(self._paths),
-        )  # fmt: skip
+            eos=bounds.constraints.symbols.eos,
+            banned_count=len(self._banned),
+            banned=start(self._banned),
+            rows=start(self._rows),
+            tokens=start(self._tokens),
+            parents=start(self._parents) if self._parents else None,
+            sampling=self._sampling and self._sampling.pointer,
+            repeats=self._repeats and self._repeats.pointer,
+            verdicts=start(self._verdicts),
+            scores=start(self._scores),
+            paths=start(self._paths),
+        )
 
     def verdict(self) -> Verdict:
         verdicts, scores, width = self._verdicts.tolist(), self._scores.tolist(), self.width

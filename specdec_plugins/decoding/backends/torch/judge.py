@@ -23,9 +23,13 @@ COLUMNS = 5  # of a table's row before the drafted tokens: offered, minimum, roo
 
 
 def judge(
-    executor: Executor, logits: Tensor, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance],
+    executor: Executor,
+    logits: Tensor,
+    draft: Draft,
+    bounds: Bounds,
+    tolerances: Sequence[Tolerance],
     draws: Sequence[Draws | None] | None = None,
-) -> Verdict:  # fmt: skip
+) -> Verdict:
     """Judge a draft by logits (R, K+1, V): position j chooses the token after the first j drafted ones."""
     logits = pad_rows(logits, executor.round(len(logits)))
     device_draft = draft if isinstance(draft, DeviceDraft) else None
@@ -71,8 +75,9 @@ def rank(executor: Executor, logits: Tensor, bounds: Bounds, beams: Sequence[Bea
         for minimum, room, beam in zip(bounds.minimum, bounds.room, beams)
     ]
     inputs: dict[str, Tensor | tuple[Tensor, ...]] = {
-        "logits": logits, "table": send([*lines, *[(0,) * 4] * (rows - len(lines))], logits.device)
-    }  # fmt: skip
+        "logits": logits,
+        "table": send([*lines, *[(0,) * 4] * (rows - len(lines))], logits.device),
+    }
     repeats, most = repeat_table(bounds.repeats, vocabulary, rows, executor.round) if bounds.repeats else ([], 0)
     if most:
         inputs["repeats"] = send(repeats, logits.device)
@@ -109,10 +114,18 @@ def bits(number: float) -> int:
 
 
 def _judge(
-    constraints: Constraints, limited: bool, tolerant: bool, most: int, rejects: bool, logits: Tensor, table: Tensor,
-    guesses: Tensor | None = None, repeats: Tensor | None = None, drawing: Table | None = None,
+    constraints: Constraints,
+    limited: bool,
+    tolerant: bool,
+    most: int,
+    rejects: bool,
+    logits: Tensor,
+    table: Tensor,
+    guesses: Tensor | None = None,
+    repeats: Tensor | None = None,
+    drawing: Table | None = None,
     distribution: Distribution | None = None,
-) -> Results:  # fmt: skip
+) -> Results:
     """One float64 tensor (R, 3 + K + 1 + K), ``judged``, as each transfer to the host waits for the GPU.
 
     Its columns: tokens accepted, the own token, whether the limit forced it, K + 1 scores, the drafted tokens. The drafted tokens
@@ -149,9 +162,15 @@ def _judge(
 
 
 def _draw(
-    logits: Tensor, table: Table, tokens: Tensor, offered: Tensor, rejects: bool, distribution: Distribution | None, eos: int,
+    logits: Tensor,
+    table: Table,
+    tokens: Tensor,
+    offered: Tensor,
+    rejects: bool,
+    distribution: Distribution | None,
+    eos: int,
     room: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """By the sampling rules: which drafted ``tokens`` (R, K) are accepted (R, K) bool, the verifier's own tokens (R, K+1), and
     which of these only the limit makes eos (R, K+1) bool."""
     width = tokens.size(1)

@@ -214,9 +214,13 @@ class Layer:
 
 
 def through(
-    layers: Sequence[Layer], x: Tensor, context: Context, keep: tuple[Tensor, Tensor] | None = None, placed: Tensor | None = None,
+    layers: Sequence[Layer],
+    x: Tensor,
+    context: Context,
+    keep: tuple[Tensor, Tensor] | None = None,
+    placed: Tensor | None = None,
     last: Layer | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """(B, T, D) -> (B, T, D), or (B, Q, D) if the ``last`` layer, by default that of these, shall ``keep`` only some. ``placed``
     (B, T, D) is added before every layer but the first."""
     for index, layer in enumerate(layers):
@@ -246,9 +250,13 @@ def rotation_of(side: SideSpec, like: Tensor) -> Tensor | None:
 
 
 def whole(
-    places: Tensor, mask: Tensor | None, sources: Sequence[Tensor] | None = None, hidden: Tensor | None = None,
-    cached: Sequence[Tensor] | None = None, cached_places: Tensor | None = None,
-) -> Context:  # fmt: skip
+    places: Tensor,
+    mask: Tensor | None,
+    sources: Sequence[Tensor] | None = None,
+    hidden: Tensor | None = None,
+    cached: Sequence[Tensor] | None = None,
+    cached_places: Tensor | None = None,
+) -> Context:
     """All inputs at once, at ``places`` (1, Q) or (B, Q): they attend to each other, with a ``mask`` (.., Q, C + Q), and to
     entries of the source (B, S, 2 G K) by layer, ``hidden`` (B, 1, 1, S) masked. ``cached`` (B, C, 2 G K) by layer are entries
     before the inputs' own, at ``cached_places`` (1, C) or (B, C)."""

@@ -119,8 +119,10 @@ class TorchModel:
         width = executor.round(max(map(len, tokens)), results)
         padding = executor.round(len(tokens)) - len(tokens)
         # One transfer to the device, not four. Padding rows read at position 0 of a source with one token.
-        lines = [(position, first, length, slot, *row, *[0] * (width - len(row))) for position, first, length, slot, row
-                 in zip(positions, firsts, state.sources.lengths, state.sources.slots, tokens)]  # fmt: skip
+        lines = [
+            (position, first, length, slot, *row, *[0] * (width - len(row)))
+            for position, first, length, slot, row in zip(positions, firsts, state.sources.lengths, state.sources.slots, tokens)
+        ]
         table = send([*lines, *[(0, 0, 1, 0, *[0] * width)] * padding], cache.data.device)
         inputs: dict[str, Tensor] = {"table": table}
         if guesses is not None:
@@ -140,20 +142,29 @@ class TorchModel:
         cache.reserve(len(table), seen)
         sources.reserve(len(table), read)
         extent = Extent(
-            seen, read, results,
+            seen,
+            read,
+            results,
             alone=len(table) * width == 1 and seen == longest and parents is None,
             even=all(length == read for length in state.sources.lengths) and not padding,
             chosen=max(firsts) > 0,
             near=(min(visible.sinks, seen), min(visible.window, seen)) if visible else None,
             want=want,
             shared=state.shared,
-        )  # fmt: skip
+        )
         return TorchPass(self.choosing, executor.run(self._read, inputs, (cache, sources), (extent,)))
 
     def _read(
-        self, cache: KVCache, sources: KVCache, extent: Extent, table: Tensor, guesses: Tensor | None = None,
-        vectors: Tensor | None = None, family: Tensor | None = None, listed: Tensor | None = None,
-    ) -> Results:  # fmt: skip
+        self,
+        cache: KVCache,
+        sources: KVCache,
+        extent: Extent,
+        table: Tensor,
+        guesses: Tensor | None = None,
+        vectors: Tensor | None = None,
+        family: Tensor | None = None,
+        listed: Tensor | None = None,
+    ) -> Results:
         """A pass's results. ``table`` (R, 4 + Q) has each row's position, first result, source length, source slot and tokens.
 
         ``guesses`` (R, K) follow the tokens; tokens index ``vectors`` (N, D); ``family`` (R, Q, Q) bool says which tokens of a

@@ -47,9 +47,12 @@ def equal(one: Tensor, other: Tensor) -> bool:
 
 
 def load_pair(
-    verifier: Model | DrafterModel, drafter: DrafterModel | None, device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32, packing: bool = False,
-) -> tuple[Transformer, Transformer | None]:  # fmt: skip
+    verifier: Model | DrafterModel,
+    drafter: DrafterModel | None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    packing: bool = False,
+) -> tuple[Transformer, Transformer | None]:
     """Load verifier and drafter; None for a drafter that is not a Transformer, whose code loads it. ``packing``: see `Placement`.
 
     A drafter whose encoder equals the verifier's shares it, held once and run once. Raises UnsupportedModel, also for weights

@@ -166,9 +166,11 @@ def drafter_shapes(given: Mapping[str, Tensor], width: int) -> dict[str, tuple[i
     if f"{SUCCESSOR}.out.weight" in given:
         hidden = given[f"{SUCCESSOR}.out.weight"].shape[-1:].numel()
         more |= {
-            f"{SUCCESSOR}.from_feature.weight": (hidden, width), f"{SUCCESSOR}.from_feature.bias": (hidden,),
-            f"{SUCCESSOR}.from_token.weight": (hidden, width), f"{SUCCESSOR}.out.weight": (width, hidden),
-        }  # fmt: skip
+            f"{SUCCESSOR}.from_feature.weight": (hidden, width),
+            f"{SUCCESSOR}.from_feature.bias": (hidden,),
+            f"{SUCCESSOR}.from_token.weight": (hidden, width),
+            f"{SUCCESSOR}.out.weight": (width, hidden),
+        }
     return more
 
 
