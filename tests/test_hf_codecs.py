@@ -118,7 +118,7 @@ def test_characters_of_output_tokens(folders, kind):
             assert "".join(text[first:end] for first, end in spans) == text.replace(" ", "")
 
 
-@pytest.mark.parametrize("kind", ["nllb", "mbart", "mbart50", "pegasus", "bart"])
+@pytest.mark.parametrize("kind", ["nllb", "mbart", "mbart50", "pegasus", "bart", "t5"])
 def test_folders_of_version_4(folders, tmp_path, kind):
     """Whose tokenizer.json has another pipeline and limits, and whose other files list the added tokens."""
     folder, config, _, _ = folders(kind)
@@ -446,13 +446,14 @@ def test_tokenizers_of_t5_with_other_contents(folders, tmp_path, kind, content, 
     assert str(tmp_path) in str(refused.value) and len(str(refused.value)) < 500
 
 
-def test_a_template_of_the_file_is_checked(folders, tmp_path):
-    """Where the tokenizer is the whole file."""
-    folder, config, _, _ = folders("umt5")
+@pytest.mark.parametrize("kind, frame", [("umt5", "text eos"), ("gemma", "bos text")])
+def test_a_template_of_the_file_is_checked(folders, tmp_path, kind, frame):
+    """Where version 5 takes it from there."""
+    folder, config, _, _ = folders(kind)
     shutil.copytree(folder, tmp_path / "m")
     content = json.loads((folder / "tokenizer.json").read_text())
     hf_text.write(tmp_path / "m", tokenizer={**content, "post_processor": None})
-    with pytest.raises(ValueError, match=r"tokenizer.json: its template is not supported; only a text and </s>"):
+    with pytest.raises(ValueError, match=rf"tokenizer.json: its template is not supported; only '{frame}'"):
         open_folder(tmp_path / "m", config)
 
 

@@ -125,6 +125,7 @@ class TokenizerJson(Framed):
             tokenizer.normalizer = normalizers.Replace(" ", SPACE)
             tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
             tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+            self._check_frame()
             return
         if family == "bart":
             tokenizer.normalizer = None
@@ -146,8 +147,9 @@ class TokenizerJson(Framed):
         """Raise ValueError if the file frames a source otherwise than the codec does."""
         with readable(self.path):
             framed, bare = (self.tokenizer.encode("a", add_special_tokens=special).ids for special in (True, False))
-        if framed != [*bare, self.options.eos]:
-            raise ValueError(f"{self.path}: its template is not supported; only a text and </s>")
+        parts = {"text": bare, "eos": [self.options.eos], "bos": [self.options.bos]}
+        if framed != [token for part in self.options.frame.split() for token in parts.get(part, [])]:
+            raise ValueError(f"{self.path}: its template is not supported; only '{self.options.frame}'")
 
 
 class Pieces(Sequence[str]):
