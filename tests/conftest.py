@@ -1,6 +1,7 @@
 """Shared pieces of the tests: tiny models built as fairseq builds them, and toy data prepared once."""
 
 import argparse
+import atexit
 import fcntl
 import functools
 import gc
@@ -173,9 +174,16 @@ def run_fairseq(command: str, *arguments, check: bool = True, **environment) -> 
     """Run a command of fairseq from the repository's root, in a process forked from one that has imported fairseq."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pytest", *(f"fairseq_cli.{name}" for name in ("train", "generate", "validate", "score"))])
-    result = run_forked(_run_fairseq, command, [*map(str, arguments)], context=context, **environment)
+    result = run_forked(_run_fairseq_to_the_end, command, [*map(str, arguments)], context=context, **environment)
     assert not check or result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
     return result
+
+
+def _run_fairseq_to_the_end(command: str, arguments: list[str]) -> None:
+    try:
+        _run_fairseq(command, arguments)
+    finally:
+        atexit._run_exitfuncs()  # as multiprocessing does not, and a fork of pytest must not
 
 
 def _run_fairseq(command: str, arguments: list[str]) -> None:

@@ -11,22 +11,28 @@ PAD, EOS, MASK = 1, 2, 3
 
 
 @torch.no_grad()
-def encode(model, source: list[int]):
-    return model.encoder(torch.tensor([source]), src_lengths=torch.tensor([len(source)]))
+def encode(model, *sources: list[int]):
+    tokens = torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, sources)), batch_first=True, padding_value=PAD)
+    return model.encoder(tokens, src_lengths=torch.tensor(list(map(len, sources))))
 
 
-@torch.no_grad()
 def following(model, encoder_out, output: list[int], tilt=None, pad: int = PAD, eos: int = EOS) -> torch.Tensor:
     """(V,) logits of the token after ``output``, under fairseq's conventions: never pad, no empty output.
 
     ``tilt`` (positions, V) is added to the logits.
     """
-    logits = model.decoder(torch.tensor([[eos, *output]]), encoder_out=encoder_out)[0][0, -1]
+    return following_all(model, encoder_out, [output], tilt, pad, eos)[0]
+
+
+@torch.no_grad()
+def following_all(model, encoder_out, outputs: list[list[int]], tilt=None, pad: int = PAD, eos: int = EOS) -> torch.Tensor:
+    """(N, V) `following` of N outputs of one length."""
+    logits = model.decoder(torch.tensor([[eos, *output] for output in outputs]), encoder_out=encoder_out)[0][:, -1]
     if tilt is not None:
-        logits += tilt[len(output)]
-    logits[pad] = -math.inf
-    if not output:
-        logits[eos] = -math.inf
+        logits += tilt[len(outputs[0])]
+    logits[:, pad] = -math.inf
+    if not outputs[0]:
+        logits[:, eos] = -math.inf
     return logits
 
 
@@ -47,23 +53,17 @@ def greedy_all(model, sources: list[list[int]], limits: list[int], tilt=None) ->
     return said_by_all(model, sources, limits, lambda number, logits, output: int(logits.argmax()), tilt)
 
 
-@torch.no_grad()
 def said_by_all(model, sources: list[list[int]], limits: list[int], choose, tilt=None) -> list[list[int]]:
-    """What each source's output is if ``choose(number, logits, output)`` gives its next token: in one batch of fairseq's model,
-    still without a cache, so that tens of sentences take the time of one."""
-    lengths, outputs = torch.tensor([len(source) for source in sources]), [[EOS] for _ in sources]
-    tokens = torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, sources)), batch_first=True, padding_value=PAD)
-    encoder_out = model.encoder(tokens, src_lengths=lengths)
-    for length in range(max(limits, default=0)):
-        logits = model.decoder(torch.tensor(outputs), encoder_out=encoder_out)[0][:, -1]
-        logits = logits if tilt is None else logits + tilt[length]
-        logits[:, [PAD] if length else [PAD, EOS]] = -math.inf
+    """Each source's output if ``choose(number, logits, output)`` gives its next token: in one batch, still without a cache,
+    which takes the time of one sentence."""
+    encoder_out, outputs = encode(model, *sources), [[] for _ in sources]
+    for _ in range(max(limits)):
+        logits = following_all(model, encoder_out, outputs, tilt)
         for number, output in enumerate(outputs):
-            ended = length and output[-1] == EOS
-            output.append(EOS if ended else choose(number, logits[number], output[1:]))
-        if all(output[-1] == EOS for output in outputs):
+            output.append(EOS if EOS in output else choose(number, logits[number], output))
+        if all(EOS in output for output in outputs):
             break
-    return [output[1 : output.index(EOS, 1) if EOS in output[1:] else None][:limit] for output, limit in zip(outputs, limits)]
+    return [output[: output.index(EOS) if EOS in output else None][:limit] for output, limit in zip(outputs, limits)]
 
 
 def warped(logits: list[float], prefix: list[int], sampling) -> list[float]:
@@ -106,16 +106,11 @@ def sampled_all(model, sources: list[list[int]], limits: list[int], sampling, se
     )
 
 
-@torch.no_grad()
 def chances(model, source: list[int], limit: int, sampling, tilt=None) -> dict[tuple[int, ...], float]:
     """Every sentence that sampling may say, eos included unless the limit cut it, and its probability."""
     found, going = {}, {(): 1.0}
-    for length in range(limit):
-        outputs = torch.tensor([[EOS, *output] for output in going])
-        encoder_out = model.encoder(torch.tensor([source] * len(going)), src_lengths=torch.tensor([len(source)] * len(going)))
-        logits = model.decoder(outputs, encoder_out=encoder_out)[0][:, -1]
-        logits = logits if tilt is None else logits + tilt[length]
-        logits[:, [PAD] if length else [PAD, EOS]] = -math.inf
+    for _ in range(limit):
+        logits = following_all(model, encode(model, *[source] * len(going)), list(going), tilt)
         longer = {
             (*output, token): chance * weight
             for (output, chance), row in zip(going.items(), logits.tolist())

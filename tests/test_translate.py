@@ -4,7 +4,6 @@ import errno
 import fcntl
 import gzip
 import json
-import multiprocessing
 import os
 import pickle
 import re
@@ -19,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, run_python
+from conftest import ROOT, run_forked, run_python
 from support import long_but
 
 from specdec_plugins.commands import benchmark, pack, prepare, translate
@@ -243,10 +242,7 @@ def test_a_run_killed_at_its_first_line_can_be_resumed(folder, source, tmp_path,
         os.write = last
         translate.main([*options, str(output)])
 
-    process = multiprocessing.get_context("fork").Process(target=killed)
-    process.start()
-    process.join(60)
-    assert process.exitcode == -signal.SIGKILL and output.stat().st_size > 0
+    assert run_forked(killed).returncode == -signal.SIGKILL and output.stat().st_size > 0
     assert translate.main([*options, str(output), "--resume"]) == 0
     assert translate.main([*options, str(whole)]) == 0
     assert output.read_bytes() == whole.read_bytes()
