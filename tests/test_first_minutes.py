@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -76,12 +77,17 @@ REFUSED = [
     ("translate", ["--model", "none", "-i", "text.txt"], NO_MODEL),
     ("translate", ["--model", "empty", "-i", "text.txt"], "empty: not a model folder (no model.json in it)"),
     ("translate", ["--model", "text.txt", "-i", "text.txt"], "text.txt: not a model folder (not a folder)"),
+    ("translate", ["--model", "lost", "-i", "text.txt"], "lost: not a model folder (no drafter.safetensors in it)"),
+    ("translate", ["--model", "damaged", "-i", "text.txt"], "damaged/model.json: damaged or not ours"),
+    ("translate", [*GIVEN, "--device", "tpu"], "device tpu: use cpu, cuda or cuda:N"),
+    ("translate", [*GIVEN, "--kernels", "avx512"], "kernels for avx512 cannot run here: they were not compiled"),
     ("translate", ["--verifier", "none.pt", "--data", "empty", "--strategy", "ar"], f"none.pt: {MISSING}"),
     ("translate", ["--verifier", "text.txt", "--data", "none", "--strategy", "ar"], f"none: {MISSING}"),
     ("translate", ["--verifier", "text.txt", "--data", "text.txt", "--strategy", "ar"], "text.txt: Not a directory"),
     ("translate", ["--verifier", "text.txt", "--data", "empty", "--codes", "none", "--strategy", "ar"], f"none: {MISSING}"),
     ("translate", [*GIVEN, "--drafter", "none"], NO_MODEL),
     ("translate", [*GIVEN, "--draft-with", "none"], "no drafter without weights is named 'none'; available: ngram, "),
+    ("translate", [*GIVEN, "--draft-with", "none:X"], "drafter 'none:X': No module named 'none'"),
     ("translate", [*GIVEN, "--draft-with", "retrieval", "--datastore", "none"], f"none: {MISSING}"),
     ("translate", [*GIVEN, "--draft-with", "previous", "--hint", "none"], f"none: {MISSING}"),
     ("translate", [*GIVEN, "--glossary", "none"], f"none: {MISSING}"),
@@ -99,6 +105,8 @@ REFUSED = [
     ("serve", ["--model", PAIR, "--port", "BUSY"], "Address already in use; choose another --port"),
     ("serve", ["--model", PAIR, "--port", "0", "--host", "203.0.113.7"], "203.0.113.7:0: Cannot assign requested address"),
     ("serve", ["--model", PAIR, "--port", "0", "--keys", "none"], f"none: {MISSING}"),
+    ("serve", ["--model", PAIR, "--port", "0", "--keys", "empty.txt"], "empty.txt: no keys; write one per line"),
+    ("serve", ["--model", PAIR, "--port", "0", "--device", "tpu"], "device tpu: use cpu, cuda or cuda:N"),
     ("serve", ["--model", PAIR, "--port", "0", "--glossaries", "text.txt"], "text.txt: Not a directory"),
     ("serve", ["--model", PAIR, "--port", "0", "--draft-with", "none"], "no drafter without weights is named 'none'"),
     ("import_model", ["none", "--output", "out"], NO_MODEL),
@@ -107,6 +115,8 @@ REFUSED = [
     ("import_model", [PAIR, "--check", "none"], f"none: {MISSING}"),
     ("benchmark", ["--model", "none", "--input", "text.txt"], NO_MODEL),
     ("benchmark", ["--model", PAIR, "--input", "none"], f"none: {MISSING}"),
+    ("benchmark", ["--model", PAIR, "--input", "text.txt", "--device", "tpu"], "device tpu: use cpu, cuda or cuda:N"),
+    ("benchmark", ["--model", PAIR, "--input", "text.txt", "--kernels", "avx512"], "kernels for avx512 cannot run here"),
     ("benchmark", ["--model", PAIR, "--input", "text.txt", "--reference", "none"], f"none: {MISSING}"),
     ("score", ["none", "--reference", "text.txt"], f"none: {MISSING}"),
     ("score", ["text.txt", "--reference", "none"], f"none: {MISSING}"),
@@ -133,6 +143,9 @@ class Refuse:
         if name in ("torch", "transformers", "fairseq"):
             sys.exit(f"{name} is imported for {command} {arguments}")
 
+from specdec_plugins.decoding import compiled
+compiled.library = lambda name=None, library=compiled.library: None if name == "avx512" else library(name)
+compiled.FOLDER = compiled.Path("none")
 found = []
 for command, arguments in json.load(sys.stdin):
     module = importlib.import_module(f"specdec_plugins.{'training' if command == 'initialise' else 'commands'}.{command}")
@@ -158,7 +171,13 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(tmp_path):
     pytest.importorskip("fastapi")
     (tmp_path / "text.txt").write_text("A dog.\n")
     (tmp_path / "bad.json").write_text('{"a": "b",')
+    (tmp_path / "empty.txt").write_text("# no key\n")
     (tmp_path / "empty").mkdir()
+    for name in ("lost", "damaged"):
+        shutil.copytree(PAIR, tmp_path / name)
+    (tmp_path / "lost" / "drafter.safetensors").unlink()
+    (tmp_path / "damaged" / "model.json").write_text("{")
+    before = sorted(path.name for path in tmp_path.iterdir())
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
@@ -175,7 +194,53 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(tmp_path):
     assert result.returncode == 0, result.stderr
     for (command, arguments, said), (status, err) in zip(REFUSED, json.loads(result.stdout), strict=True):
         assert status == 1 and "error: " in err and said in err and err.count("\n") == 1, (command, arguments, err)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.json", "empty", "text.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "command, arguments, status",
+    [
+        ("translate", [*GIVEN, "--beta", "0"], 2),
+        ("translate", ["--model", PAIR, "-i", "none"], 1),
+        ("translate", ["--model", "none", "-i", str(ROOT / "README.md")], 1),
+        ("corpus", ["none", "--model", PAIR, "--output", "out"], 1),
+        ("serve", ["--model", PAIR, "--port", "70000"], 2),
+        ("serve", ["--model", PAIR, "--port", "BUSY"], 1),
+        ("benchmark", ["--model", PAIR, "--input", "none"], 1),
+        ("score", ["none", "--reference", "none"], 1),
+        ("pack", ["--verifier", "none", "--data", "none", "--output", "out"], 1),
+        ("average", ["--inputs", "none", "--output", "out"], 1),
+        ("datastore", ["--model", PAIR, "--output", "out", "none"], 1),
+        ("import_model", [PAIR], 2),
+        ("prepare", ["--nonsense"], 2),
+    ],
+)
+def test_a_process_that_refuses_imports_nothing_heavy(command, arguments, status, tmp_path):
+    """From the first line of the command on, which the test above does not see."""
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        given = [str(busy.getsockname()[1]) if each == "BUSY" else each for each in arguments]
+        result = subprocess.run(
+            [sys.executable, "-X", "importtime", "-m", f"specdec_plugins.commands.{command}", *given],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+    assert result.returncode == status, result.stderr[-500:]
+    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert not imported & {
+        "torch",
+        "numpy",
+        "fairseq",
+        "transformers",
+        "sacrebleu",
+        "sacremoses",
+        "fastapi",
+        "uvicorn",
+        "pyarrow",
+    }
 
 
 @pytest.mark.long

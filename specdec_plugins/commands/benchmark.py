@@ -87,6 +87,7 @@ def run(options: argparse.Namespace) -> None:
     ready.readable(options.input, options.reference)
     ready.writable_folder(options.report)
     ready.device(options.device)
+    ready.kernels(options.kernels)
     name, options.model = options.model, ready.model(options.model)
     from specdec_plugins.formats.folder import load_folder
     from specdec_plugins.measure.report import measured_rows, write_report

@@ -1,8 +1,10 @@
 """What commands refuse at once, before they import torch and load a model: missing files, outputs that cannot be written, unknown
-drafters. Nothing is changed on disk, except that models of the Hub are fetched."""
+drafters, devices that are not there. Nothing is changed on disk, except that models of the Hub are fetched."""
 
 import errno
+import importlib.util
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +21,20 @@ def model(name: AnyPath) -> str:
         raise ValueError(f"{folder}: not a model folder (not a folder)")
     if not any((folder / each).exists() for each in ("model.json", "config.json")):
         raise ValueError(f"{folder}: not a model folder (no model.json in it)")
+    if (folder / "model.json").exists():
+        for file in files_of(folder / "model.json"):
+            if Path(file).name == file and not (folder / file).exists():  # other names are refused when it is read
+                raise ValueError(f"{folder}: not a model folder (no {file} in it)")
     return str(folder)
+
+
+def files_of(path: Path) -> list[str]:
+    """The names of the files that a ``model.json`` asks for. Raises ValueError if it is damaged."""
+    from specdec_plugins.formats.description import read_description
+
+    described = read_description(path)
+    weights = [part.weights for part in (described.verifier, described.drafter) if part]
+    return [*weights, *described.codec.files.values()]
 
 
 def readable(*paths: AnyPath | None) -> None:
@@ -64,8 +79,14 @@ def new_folder(path: AnyPath | None) -> None:
 
 
 def drafter(name: str | None) -> None:
-    """Raise ValueError for a name that no drafter without weights has."""
-    if name is None or name in UNTRAINED or ":" in name:
+    """Raise ValueError for a name that no drafter without weights has, or for one in a package that is not installed."""
+    if name is None or name in UNTRAINED:
+        return
+    package, object_given, _ = name.partition(":")
+    if object_given:
+        package = package.partition(".")[0]
+        if package and importlib.util.find_spec(package) is None:
+            raise ValueError(f"drafter '{name}': No module named '{package}'")
         return
     from importlib.metadata import entry_points
 
@@ -76,14 +97,36 @@ def drafter(name: str | None) -> None:
 
 
 def device(name: str) -> None:
-    """Raise ValueError for a GPU where torch is a build for CPUs."""
-    if not name.startswith("cuda"):
+    """Raise ValueError for a device that is not known, and for a GPU where torch is a build for CPUs."""
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
+        raise ValueError(f"device {name}: use cpu, cuda or cuda:N")
+    if name == "cpu":
         return
     from importlib.metadata import PackageNotFoundError, version
 
     with suppress(PackageNotFoundError):  # a torch without metadata may have any device
         if version("torch").endswith("+cpu"):
             raise ValueError(f"device {name}: torch is installed as its CPU build; install its CUDA build (CUDA=1 make install)")
+
+
+def kernels(name: str | None) -> None:
+    """Raise ValueError for CPU kernels that this machine cannot run."""
+    from specdec_plugins.decoding.compiled import chosen
+
+    if name is not None:
+        chosen(name)
+
+
+def keys(path: AnyPath) -> frozenset[str]:
+    """A file with a key per line; # begins a comment. Raises OSError, or ValueError if it has none or is not text."""
+    readable(path)
+    try:
+        lines = [line.partition("#")[0].strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not UTF-8; write one key per line") from None
+    if not (found := frozenset(filter(None, lines))):
+        raise ValueError(f"{path}: no keys; write one per line")
+    return found
 
 
 def _require_room(folder: Path, parents: bool, path: AnyPath) -> None:

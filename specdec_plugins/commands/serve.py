@@ -219,7 +219,7 @@ def bound(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
 
 def run(options: argparse.Namespace) -> None:
     listening = listen(options.host, options.port)
-    ready.readable(options.keys)
+    keys = ready.keys(options.keys) if options.keys else None
     ready.writable_folder(options.glossaries)
     for _, own in models_of(options):
         ready.model(own.model)
@@ -235,7 +235,7 @@ def run(options: argparse.Namespace) -> None:
         from specdec_plugins.serving.connection import Patient
         from specdec_plugins.serving.garbage import Garbage
         from specdec_plugins.serving.glossaries import Glossaries
-        from specdec_plugins.serving.service import Limits, Model, Service, read_keys
+        from specdec_plugins.serving.service import Limits, Model, Service
     from specdec_plugins.serving.engine import SESSIONS, EngineThread, close_all
     from specdec_plugins.serving.translator import AsyncTranslator
     from specdec_plugins.text.codec import NoLanguage
@@ -245,7 +245,6 @@ def run(options: argparse.Namespace) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    keys = read_keys(options.keys) if options.keys else None
     glossaries = Glossaries(options.glossaries)
     threads = [EngineThread() for _ in range(SESSIONS)]
 

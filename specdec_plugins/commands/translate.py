@@ -353,6 +353,7 @@ def require(options: argparse.Namespace) -> None:
     ready.drafter(options.draft_with)
     if not getattr(options, "ray", None):  # which may run it elsewhere
         ready.device(options.device)
+        ready.kernels(options.kernels)
 
 
 def run_files(options: argparse.Namespace, progress: Progress) -> None:

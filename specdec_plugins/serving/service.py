@@ -6,7 +6,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hmac import compare_digest
-from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -264,14 +263,3 @@ def public(code: str) -> str:
 
 def short(codes: Sequence[str]) -> str:
     return codes[0] if len(codes) == 1 else f"{len(codes)} languages"
-
-
-def read_keys(path: str) -> frozenset[str]:
-    """A file with a key per line; # begins a comment. Raises ValueError if it has none, or is not text."""
-    try:
-        lines = [line.partition("#")[0].strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: not UTF-8; write one key per line") from None
-    if not (keys := frozenset(filter(None, lines))):
-        raise ValueError(f"{path}: no keys; write one per line")
-    return keys
