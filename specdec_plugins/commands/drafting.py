@@ -35,7 +35,7 @@ from specdec_plugins.text.lines import LineReader
 from specdec_plugins.training.drafting import Plan, Training, load
 from specdec_plugins.training.pairs import Pair as IdPair
 from specdec_plugins.training.pairs import line_of, read_pairs
-from specdec_plugins.training.precision import choose_kernels
+from specdec_plugins.training.precision import choose_kernels, keep_memory
 from specdec_plugins.training.token_ids import frequent
 from specdec_plugins.translations import SourceTooLong
 from specdec_plugins.translator import Translator
@@ -242,6 +242,7 @@ class Work:
         drafted = frequent(counts, [self.pair.verifier.spec.symbols.eos]) if state is None else state["drafted"]
         plan = Plan.of(options.recipe, options.drafter_options, drafted, options.seed)
         torch.set_num_threads(self.threads)
+        keep_memory()
         training = Training(plan, self.pair.verifier, pairs)
         if state is None:
             progress = Progress(time.monotonic() - began if self.timed else 0.0, end=float(self.budget))
@@ -292,7 +293,7 @@ class Work:
                 if self.timed:
                     interval = max(interval, taken / EVALUATING)
                 due = progress.spent + interval
-                if not reason and not pays(progress.history):
+                if self.timed and not reason and not pays(progress.history):
                     reason = f"more training no longer pays: tokens a pass grew by under 1 % over {3 * interval / 60:.0f} minutes"
                     progress.since, progress.passed = progress.spent, progress.course
                     progress.end = min(progress.end, progress.spent * (1 + COOLDOWN))

@@ -32,8 +32,8 @@ class Expected:
 
 
 def acceptance(steps: Iterable[tuple[int, int]], longest: int) -> list[float]:
-    """By position, the share of drafted tokens that pass where all before them do, from (drafted, accepted) of each pass; up to the
-    first position that no draft reached."""
+    """By position, the share of drafted tokens that pass where all before them do, up to the first position that no draft
+    reached. Steps are (drafted, accepted) tokens."""
     reached, passed = [0] * longest, [0] * longest
     for drafted, accepted in steps:
         for position in range(min(drafted, accepted + 1, longest)):
