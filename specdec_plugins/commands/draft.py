@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> None:
         ready.new_folder(output)  # refuses it
     ready.writable_folder(output)
     options.model = ready.model(options.model)
-    # Read when torch loads. Threads that wait for each other otherwise spin, and beside other programs that takes their turns: two
+    # Read when torch loads. Threads that wait for each other would spin, which beside other programs costs them their turns: two
     # threads on two cores under a load of 6 made an update in 9.3 seconds, with this in 1.8.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from specdec_plugins.formats.folder import load_folder

@@ -23,6 +23,7 @@ import torch
 
 from specdec_plugins.commands.watch import duration
 from specdec_plugins.cpus import usual_threads
+from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.values import Request
 from specdec_plugins.formats.files import write
 from specdec_plugins.formats.folder import Pair, save_folder
@@ -238,8 +239,7 @@ class Work:
         options, path = self.options, self.folder / "state.pt"
         began, state = time.monotonic(), load(path) if path.exists() else None
         pairs = self.distilled(text) if state is None else self.known_pairs(path)
-        counts = Counter(token for pair in pairs for token in pair.target)
-        drafted = frequent(counts, [self.pair.verifier.spec.symbols.eos]) if state is None else state["drafted"]
+        drafted = self.drafted(pairs) if state is None else state["drafted"]
         plan = Plan.of(options.recipe, options.drafter_options, drafted, options.seed)
         torch.set_num_threads(self.threads)
         keep_memory()
@@ -256,6 +256,13 @@ class Work:
             if self.budget > progress.end and self.budget > progress.spent:  # more time than it was planned for
                 progress = replace(progress, since=0.0, passed=0.0, end=float(self.budget))
         return training, progress
+
+    def drafted(self, pairs: Sequence[IdPair]) -> list[int]:
+        """The tokens that are drafted, none for all: code from elsewhere need not know the restriction."""
+        if self.options.recipe not in drafters.built_in():
+            return []
+        counts = Counter(token for pair in pairs for token in pair.target)
+        return frequent(counts, [self.pair.verifier.spec.symbols.eos])
 
     def known_pairs(self, state: Path) -> list[IdPair]:
         pairs = read_pairs(self.folder / "pairs.jsonl", (len(self.pair.source), len(self.pair.target)))

@@ -40,7 +40,7 @@ def trainable(name: str, given: Sequence[str] | Mapping[str, Any]) -> tuple[Any,
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained, and how. ``code`` is the drafter's name, ``drafted`` the tokens to which drafts are restricted."""
+    """What is trained, and how: ``code`` by its name; drafts are restricted to the tokens ``drafted``, if any."""
 
     code: str
     options: Mapping[str, Any]
@@ -72,7 +72,7 @@ class Training:
 
     def __init__(self, plan: Plan, verifier: Model, pairs: Sequence[Pair]):
         self.plan, self.pairs, self.mark = plan, pairs, fingerprint(verifier)
-        self.verifier = FrozenVerifier(verifier, drafted=torch.tensor(plan.drafted))
+        self.verifier = FrozenVerifier(verifier, drafted=torch.tensor(plan.drafted) if plan.drafted else None)
         code, options = trainable(plan.code, plan.options)
         torch.manual_seed(plan.seed)
         self.network = code.Network(options, self.verifier)
@@ -107,8 +107,9 @@ class Training:
 
     def drafter(self) -> DrafterModel:
         """The drafter as it is now, in float16, to be decoded with or saved."""
-        halves = {name: half(tensor.detach()) for name, tensor in self.network.state_dict().items()}
-        tensors = {**halves, DRAFT_VOCABULARY: torch.tensor(self.plan.drafted)}
+        tensors = {name: half(tensor.detach()) for name, tensor in self.network.state_dict().items()}
+        if self.plan.drafted:
+            tensors[DRAFT_VOCABULARY] = torch.tensor(self.plan.drafted)
         return DrafterModel(self.plan.code, tensors, None, self.plan.options, self.plan.block_size, self.mark)
 
     def save(self, path: Path, extra: Mapping[str, Any]) -> None:
