@@ -172,7 +172,8 @@ def test_a_hugging_face_folder_with_languages(text, tmp_path, capsys, monkeypatc
     plain, drafts = (Translator.from_pretrained(each, strategy=how).translate(lines, **languages)
                      for each, how in ((folder, "ar"), (tmp_path / "out", "specdec")))  # fmt: skip
     assert [each.tokens for each in plain] == [each.tokens for each in drafts]
-    first = json.loads((tmp_path / "out/training/pairs.jsonl").read_text().splitlines()[0])
+    lines = (tmp_path / "out/training/pairs.jsonl").read_text().splitlines()
+    first = next(pair for pair in map(json.loads, lines) if pair)
     assert pair.target.symbols[first[1][0]] == "__de__"
 
 
@@ -244,6 +245,7 @@ def test_refusals_are_one_line(folder, text, made, tmp_path, capsys):
         (1, [*good, *out, "--recipe", "nothing"], "nothing"),
         (1, [*good, *out, "--recipe", "ngram"], "has no Options and no Network, so it cannot be trained"),
         (1, [*good, *out, "--drafter-options", "width=3"], "--drafter-options: no option 'width'"),
+        (1, [*good, *out, "--drafter-options", "layers=3"], "--drafter-options layers=3: the verifier has 2"),
         (1, [folder, "--sources", file("empty", b""), *out], "empty: 0 different sentences are too few"),
         (1, [folder, "--sources", file("few", b"one\n\ntwo\ntwo\n"), *out], "few: 2 different sentences are too few"),
         (1, [folder, "--sources", file("latin", b"one\nna\xefve\n"), *out], "latin, line 2: not UTF-8"),
@@ -312,7 +314,7 @@ def test_an_estimate(folder, text, capsys, monkeypatch):
 def test_measured_costs_are_of_passes(folder, text, monkeypatch):
     """Each length is measured at each batch size, and a longer draft never costs half of a shorter one."""
     pair = load_folder(folder)
-    plan = Plan.of("glide", [], [0, 1, 2], 1)
+    plan = Plan.of("glide", [], 2, [0, 1, 2])
     with_drafter = replace(pair, drafter=Training(plan, pair.verifier, []).drafter())
     translator = Translator(with_drafter, drafting.Settings(strategy="specdec", block_size=8, threads=1))
     requests = drafting.requests_of(translator, sentences(16), (None, None))
@@ -393,7 +395,7 @@ def test_the_plateau_rule():
 
 
 def test_the_learning_rate_rises_and_falls():
-    plan = replace(Plan.of("glide", [], [0], 1), lr=1.0, warmup=100)
+    plan = replace(Plan.of("glide", [], 2), lr=1.0, warmup=100)
     rates = [learning_rate(plan, update, update / 1000) for update in range(1001)]
     assert rates[0] == 0.01 and rates[99] == 1.0 and rates[1000] == 0.0
     assert rates[:100] == sorted(rates[:100]) and rates[600] == 1.0 and rates[800] == pytest.approx(0.5)

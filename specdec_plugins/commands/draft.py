@@ -69,11 +69,11 @@ def run(options: argparse.Namespace) -> None:
     # threads on two cores under a load of 6 made an update in 9.3 seconds, with this in 1.8.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from specdec_plugins.formats.folder import load_folder
-    from specdec_plugins.training.drafting import trainable
-    from specdec_plugins.training.presets import frozen
+    from specdec_plugins.training.drafting import Plan
 
-    trainable(options.recipe, [*frozen(options.recipe)["drafter_options"], *options.drafter_options])
+    Plan.of(options.recipe, options.drafter_options, sys.maxsize)  # raises for what no model allows
     pair = load_folder(options.model)
+    Plan.of(options.recipe, options.drafter_options, pair.verifier.spec.decoder.layers)
     if options.estimate:
         from specdec_plugins.commands.estimating import estimate
 

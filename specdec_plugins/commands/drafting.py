@@ -241,7 +241,7 @@ class Work:
         began, state = time.monotonic(), load(path) if path.exists() else None
         pairs = self.distilled(text) if state is None else self.known_pairs(path)
         drafted = self.drafted(pairs) if state is None else state["drafted"]
-        plan = Plan.of(options.recipe, options.drafter_options, drafted, options.seed)
+        plan = Plan.of(options.recipe, options.drafter_options, self.pair.verifier.spec.decoder.layers, drafted, options.seed)
         torch.set_num_threads(self.threads)
         keep_memory()
         training = Training(plan, self.pair.verifier, pairs)

@@ -29,7 +29,7 @@ def estimate(options: argparse.Namespace, pair: Pair) -> str:
     rates = REACHED[options.recipe]
     symbols, size = pair.verifier.spec.symbols, len(pair.target)
     drafted = sorted({symbols.eos, *range(min(MOST_DRAFTED, int(DRAFTED * size)))})
-    plan = Plan.of(options.recipe, options.drafter_options, drafted, options.seed)
+    plan = Plan.of(options.recipe, options.drafter_options, pair.verifier.spec.decoder.layers, drafted)
     drafter = Training(plan, pair.verifier, []).drafter()  # untrained: a pass costs the same
     how = Settings(strategy="specdec", dtype="auto", block_size=plan.block_size, threads=options.threads)
     translator, languages = Translator(replace(pair, drafter=drafter), how), (options.source_lang, options.target_lang)

@@ -58,10 +58,15 @@ class Plan:
     seed: int
 
     @classmethod
-    def of(cls, recipe: str, given: Sequence[str], drafted: Sequence[int], seed: int) -> "Plan":
-        """A recipe's, as in ``train.sh``; ``given`` options of the drafter (NAME=VALUE) come after the recipe's."""
+    def of(cls, recipe: str, given: Sequence[str], layers: int, drafted: Sequence[int] = (), seed: int = 1) -> "Plan":
+        """A recipe's, as in ``train.sh``, for a verifier with so many decoder ``layers``, of which a drafter takes no more;
+        ``given`` options of the drafter (NAME=VALUE) come after the recipe's. Raises ValueError."""
         preset = presets.frozen(recipe)
         options, how = asdict(trainable(recipe, [*preset["drafter_options"], *given])[1]), preset["options"]
+        if options.get("layers", 0) > layers:
+            if any(each.startswith("layers=") for each in given):
+                raise ValueError(f"--drafter-options layers={options['layers']}: the verifier has {layers}")
+            options["layers"] = layers
         first, second = map(float, how["adam-betas"].strip("()").split(","))
         return cls(
             recipe, options, options.get("length", preset["block_size"]), tuple(drafted), how["lr"], how["warmup-updates"],
