@@ -214,9 +214,9 @@ class Work:
                     file.writelines(map(line_of, some))
                     file.flush()
                     found += some
-                    spent = time.monotonic() - began
-                    done = max(len(found) / len(text.train), spent / (DISTILLING * self.budget) if self.timed else 0.0)
-                    self.step(f"translating line {len(found):,} of {len(text.train):,}", DISTILLING * min(1.0, done))
+                    part = len(found) / len(text.train)
+                    done = (time.monotonic() - began) / self.budget if self.timed else DISTILLING * part
+                    self.step(f"translating line {len(found):,} of {len(text.train):,}", done)
         pairs = [pair for pair in found if pair is not None]
         if len(pairs) < LEAST_LINES // 2:
             raise ValueError(f"the model ended only {len(pairs):,} of {len(found):,} outputs itself: nothing to learn from")
@@ -291,7 +291,10 @@ class Work:
             if not progress.precision:
                 trials[precision].append(time.monotonic() - began)
             progress.spent += time.monotonic() - began if self.timed else 1
-            self.step(f"update {training.updates:,}, loss {loss:.2f}", DISTILLING + (1 - DISTILLING) * progress.course)
+            part = progress.spent / progress.end
+            self.step(
+                f"update {training.updates:,}, loss {loss:.2f}", part if self.timed else DISTILLING + (1 - DISTILLING) * part
+            )
             if progress.spent >= due and progress.spent < progress.end:
                 began = time.monotonic()
                 found = self.evaluate(training.drafter(), held)
