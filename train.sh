@@ -306,7 +306,6 @@ stage_drafter() {
     fi
     echo $recipe >"$out/recipe"
     train "$out/drafter" "$distilled/bin" "$start" $drafter_updates "${how[@]}" \
-        --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 5 \
         --best-checkpoint-metric accept_len --maximize-best-checkpoint-metric "${drafter_options[@]}"
 }
 

@@ -140,7 +140,7 @@ def test_no_fairseq_outside_its_side():
 
 
 @pytest.mark.parametrize(
-    "command", ["prepare", "average", "translate", "pack", "score", "serve", "benchmark", "encoder_initial.py"]
+    "command", ["prepare", "average", "translate", "pack", "score", "serve", "benchmark", "draft", "encoder_initial.py"]
 )
 def test_help_imports_nothing_heavy(command):
     script = [command] if command.endswith(".py") else ["-m", f"specdec_plugins.commands.{command}"]

@@ -140,7 +140,7 @@ def test_update_freq_and_bf16_products(toy_data, tmp_path):
     for name, options, environment in (("a", ["--update-freq", 2], {}), ("b", [], {"SPECDEC_MATMUL": "bf16"})):
         assert len(losses(train(toy_data, tmp_path / name, *options, updates=2, **environment)[0])) == 2
     _, result = train(toy_data, tmp_path / "c", updates=2, SPECDEC_MATMUL="int4", check=False)
-    assert result.returncode and "SPECDEC_MATMUL='int4' is unknown. Available: bf16, float32." in result.stderr
+    assert result.returncode and "SPECDEC_MATMUL: precision 'int4' is unknown; available: float32, bf16" in result.stderr
 
 
 @recipes

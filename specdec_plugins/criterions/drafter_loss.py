@@ -14,6 +14,7 @@ from fairseq.logging import metrics
 from specdec_plugins.decoding.networks.cross_entropy import cross_entropy
 from specdec_plugins.decoding.networks.drafter_code import Batch
 from specdec_plugins.decoding.networks.masking import MaskedBlock, block_view, leading_right, reveal
+from specdec_plugins.training.precision import mixed
 from specdec_plugins.training.token_ids import token_ids
 
 
@@ -129,8 +130,7 @@ class DrafterLoss(GlatLoss):
             )
         padded = source.eq(symbols.pad)
         source = source.gather(1, padded.long().argsort(dim=1, stable=True))  # fairseq pads sources on the left
-        device = target.device.type
-        with torch.autocast(device, torch.bfloat16, device == "cpu" and torch.get_float32_matmul_precision() == "medium"):
+        with mixed(target.device.type):
             loss, count, right, present = model(Batch(source, prefix, target, symbols, verifier))
         log = {"loss": loss.data, "nll_loss": loss.data, "sample_size": count, "ntokens": sample["ntokens"]}
         if right is not None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 
-import torch
 from fairseq.criterions import register_criterion
 from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterion,
@@ -12,6 +11,8 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
 from fairseq.modules import MultiheadAttention
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from specdec_plugins.training.precision import mixed
 
 # Target tokens from which a CPU uses the flash kernel. Forward and backward of 4 heads of 64, one thread of a 2.5 GHz Xeon,
 # flash and plain in milliseconds: 250 tokens (batch of 16) 97 and 127, 1,000 (4) 270 and 530, 4,000 (1) 970 and 2,150. It stores
@@ -41,18 +42,15 @@ def flash_attention(model: nn.Module) -> Iterator[None]:
 class VerifierLoss(LabelSmoothedCrossEntropyCriterion):
     """fairseq's loss; with ``SPECDEC_MATMUL=bf16`` the model runs under autocast on a CPU.
 
-    Weights, softmax, sums and the optimiser stay in float32. bfloat16 activations halve a step's memory traffic, and CPUs with
-    AVX-512 but no AMX multiply in bfloat16 only this way. fairseq has no autocast on CPUs; a criterion sees the whole forward
-    pass and leaves the checkpoint a stock Transformer's, so autocast and the kernel for long batches (`LONG`) are chosen here.
+    fairseq has no autocast on CPUs; a criterion sees the whole forward pass and leaves the checkpoint a stock Transformer's, so
+    autocast and the kernel for long batches (`LONG`) are chosen here.
     """
 
     def forward(self, model, sample, reduce=True):
         device = sample["target"].device.type
-        mixed = device == "cpu" and torch.get_float32_matmul_precision() == "medium"
         long = device == "cpu" and sample["target"].size(1) >= LONG
         flash = flash_attention(model) if long else nullcontext()
-        autocast = torch.autocast(device, dtype=torch.bfloat16) if mixed else nullcontext()  # fairseq's own (--amp) stays on
-        with autocast, flash:
+        with mixed(device), flash:
             return self.compute(model, sample, reduce)
 
     def compute(self, model, sample, reduce):

@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from fairseq.models import BaseFairseqModel, register_model, register_model_architecture
 
-from specdec_plugins.decoding import drafters
-from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, options_of
+from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.formats.spec import Model, fingerprint
+from specdec_plugins.training.drafting import trainable
 from specdec_plugins.training.token_ids import counts_of, frequent
 
 
@@ -29,14 +29,7 @@ class DrafterShim(BaseFairseqModel):
     def build_model(cls, args, task):
         if not args.drafter or not args.verifier:
             raise ValueError("--arch drafter needs --drafter and --verifier")
-        code = drafters.find(args.drafter)
-        missing = [name for name in ("Options", "Network") if not hasattr(code, name)]
-        if missing:
-            raise ValueError(f"--drafter {args.drafter} has no {' and no '.join(missing)}, so it cannot be trained")
-        try:
-            options = options_of(code.Options, args.drafter_options)
-        except ValueError as error:
-            raise ValueError(f"--drafter-options: {error}") from None
+        code, options = trainable(args.drafter, args.drafter_options)
         model = read_verifier(args.verifier)
         counts = None
         for side, dictionary in (("encoder", task.source_dictionary), ("decoder", task.target_dictionary)):

@@ -33,6 +33,7 @@ from typing import Any
 HERE = Path(__file__).parent
 RECIPES = tuple(sorted(path.stem for path in (HERE / "recipes").glob("*.json")))
 DEFAULT_RECIPE = "glide"
+DRAFTER = {"adam-betas": "(0.9, 0.999)", "adam-eps": 1e-6, "weight-decay": 0.01, "clip-norm": 5}  # options of every drafter
 TRANSLATIONS = {"max-len-a": 1.2, "max-len-b": 10}  # length limits
 # Options of fairseq's task, which recipes without a shape of their own keep.
 TASK_OPTIONS = ("truncate-source", "skip-invalid-size-inputs-valid-test", "max-source-positions", "max-target-positions")
@@ -91,9 +92,28 @@ def settings(name: str, recipe: str | None = None, updates: int | None = None) -
         "verifier_updates": verifier_updates,
         "drafter_updates": drafter_updates,
         "verifier_options": command_line(shape, schedule(verifier, verifier_updates), verifier["options"]),
-        "drafter_options": command_line(drafter_shape, common["drafter"], schedule(drafter, drafter_updates), own),
+        "drafter_options": command_line(drafter_shape, DRAFTER, common["drafter"], schedule(drafter, drafter_updates), own),
         "init_options": command_line(common.get("init", {})),
     }
+
+
+def frozen(recipe: str) -> dict[str, Any]:
+    """How a drafter on the frozen verifier of a model folder trains: ``block_size``, ``tokens`` of an update, ``options`` of the
+    optimiser by fairseq's names, and ``drafter_options`` (NAME=VALUE). A name of no recipe is taken for that of a drafter's code.
+
+    Raises ValueError for a recipe that does not train on a frozen verifier.
+    """
+    preset = read("folder")
+    path = HERE / "recipes" / f"{recipe}.json"
+    common = json.loads(path.read_text(encoding="utf-8")) if recipe in RECIPES else {"drafter": {}}
+    if "init" in common:
+        raise ValueError(f"recipe {recipe} trains from a fairseq checkpoint (train.sh), not on a model folder's verifier")
+    usual = preset["drafter"][DEFAULT_RECIPE]
+    block, own = common.get("block_size", usual["block_size"]), common["drafter"]
+    return {
+        "block_size": block, "tokens": preset["tokens"], "options": {**DRAFTER, **usual["options"]},
+        "drafter_options": own.get("drafter-options", "").format(block=block).split(),
+    }  # fmt: skip
 
 
 def schedule(training: Mapping[str, Any], updates: int) -> dict[str, Any]:

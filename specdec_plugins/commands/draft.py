@@ -1,0 +1,91 @@
+"""The command ``specdec-draft``: a drafter for a model, trained on source text alone; or an estimate of what one would bring."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from specdec_plugins.commands import ready
+from specdec_plugins.commands.progress import Steps
+from specdec_plugins.commands.runner import Parser, command, number, out_of_range, same_file, whole
+from specdec_plugins.formats.errors import printable
+from specdec_plugins.settings import Fault
+
+MOST_MINUTES = 100_000.0
+
+
+def parser() -> Parser:
+    p = Parser(
+        prog="specdec-draft",
+        description="Train a drafter for a model from source text, and write a copy of the model that has it. Run again, it "
+        "continues where it stopped.",
+    )
+    p.add_argument("model", metavar="MODEL", help="model folder, Hugging Face folder, or ORG/NAME of its Hub")
+    p.add_argument("--sources", metavar="TEXT", help="source text, one sentence per line, as you translate it; .gz allowed")
+    p.add_argument("--output", metavar="FOLDER", help="the folder to make")
+    p.add_argument("--minutes", type=number, default=20.0, metavar="M",
+                   help="time for translating the text and training, at most (default: 20)")  # fmt: skip
+    p.add_argument("--estimate", action="store_true", help="only say, in a minute, what a drafter would bring on this machine")
+    p.add_argument("--recipe", default="glide", metavar="NAME",
+                   help="the drafter: glide (default), block_causal, another of docs/drafters.md, or module:object")  # fmt: skip
+    p.add_argument(
+        "--drafter-options", nargs="+", default=[], metavar="NAME=VALUE", help="options of the drafter, such as layers=1"
+    )
+    p.add_argument("-s", "--source-lang", metavar="LANG", help="of the text, for multilingual models")
+    p.add_argument("-t", "--target-lang", metavar="LANG", help="of the translations, for multilingual models")
+    p.add_argument("--too-long", choices=("error", "skip"), default="error",
+                   help="of lines longer than the model reads: stop with their numbers (default), or leave them out")  # fmt: skip
+    p.add_argument("--threads", type=whole, metavar="N", help="CPU threads (default: one per usable CPU)")
+    p.add_argument("--updates", type=whole, metavar="N", help="make N updates, whatever time they take")
+    p.add_argument("--precision", choices=("auto", "float32", "bf16"), default="auto",
+                   help="of matrix products in training (default: the faster one)")  # fmt: skip
+    p.add_argument("--seed", type=whole, default=1, metavar="S", help="(default: 1)")
+    p.rare = {"updates", "precision", "seed", "drafter_options"}
+    return p
+
+
+def check(options: argparse.Namespace) -> list[Fault]:
+    faults = out_of_range(options, "threads", "updates")
+    if not 0 < options.minutes <= MOST_MINUTES:
+        faults.append(("minutes", f"{options.minutes:g} is not a time up to {MOST_MINUTES:,.0f}"))
+    if not 0 <= options.seed < 2**63:
+        faults.append(("seed", f"{options.seed} is not from 0 to 2^63 - 1"))
+    if not options.estimate:
+        faults += [(name, "is missing") for name in ("sources", "output") if getattr(options, name) is None]
+        if same_file(options.model, options.output):
+            faults.append(("output", f"{options.output} is the model's own folder"))
+    return faults
+
+
+def run(options: argparse.Namespace) -> None:
+    """Train or estimate. Raises ValueError, OSError or ImportError."""
+    ready.readable(options.sources)
+    output = options.output and Path(options.output)
+    if output and output.exists() and not (output / "training").is_dir():
+        ready.new_folder(output)  # refuses it
+    ready.writable_folder(output)
+    options.model = ready.model(options.model)
+    # Read when torch loads. Threads that wait for each other would spin, which beside other programs costs them their turns: two
+    # threads on two cores under a load of 6 made an update in 9.3 seconds, with this in 1.8.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from specdec_plugins.formats.folder import load_folder
+    from specdec_plugins.training.drafting import Plan
+
+    Plan.of(options.recipe, options.drafter_options, sys.maxsize)  # raises for what no model allows
+    pair = load_folder(options.model)
+    Plan.of(options.recipe, options.drafter_options, pair.verifier.spec.decoder.layers)
+    if options.estimate:
+        from specdec_plugins.commands.estimating import estimate
+
+        return print(estimate(options, pair))
+    from specdec_plugins.commands.drafting import Work
+
+    with Steps(1.0) as steps:
+        Work(options, pair, steps.warn, steps.step).run()
+    print(f"{printable(options.output)}: the model with its drafter, for --model")
+
+
+main = command(parser, run, check, resumption=": run the same command to resume")
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,399 @@
+"""What ``specdec-draft`` does: distil, train, evaluate, write; resumable at any moment.
+
+An output folder holds the work in ``training/``: ``run.json`` says what is trained, ``pairs.jsonl`` has the verifier's
+translations, ``state.pt`` the training. The model's files follow at the end.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import random
+import shutil
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from specdec_plugins.commands.watch import duration
+from specdec_plugins.cpus import usual_threads
+from specdec_plugins.decoding import drafters
+from specdec_plugins.decoding.values import Request
+from specdec_plugins.formats.files import write
+from specdec_plugins.formats.folder import Pair, save_folder
+from specdec_plugins.formats.spec import DrafterModel, fingerprint
+from specdec_plugins.measure.costs import pass_costs
+from specdec_plugins.measure.expectation import Costs, acceptance, expected_gain, pays
+from specdec_plugins.measure.machine import machine
+from specdec_plugins.settings import Settings
+from specdec_plugins.text.lines import LineReader
+from specdec_plugins.training.drafting import FALL, Plan, Training, load
+from specdec_plugins.training.pairs import Pair as IdPair
+from specdec_plugins.training.pairs import line_of, read_pairs
+from specdec_plugins.training.precision import choose_kernels, keep_memory
+from specdec_plugins.training.token_ids import frequent
+from specdec_plugins.translations import SourceTooLong
+from specdec_plugins.translator import Translator
+
+LEAST_LINES, MOST_LINES = 100, 2_000_000
+HELD_OUT, MOST_HELD_OUT, LEAST_HELD_OUT = 20, 200, 10  # one line in so many, at most, at least
+NAMED = 3  # lines of a text that an error names
+CHUNK = 256  # lines translated between two writes of their translations
+DISTILLING = 1 / 3  # of the time, at most: what has been translated by then is trained on
+CHECKPOINT = 15.0  # seconds
+EVALUATIONS, EVALUATING = 15, 0.1  # of a training; the part of the time that they may take
+COOLDOWN = 0.2  # of the time spent: how long the learning rate falls once training no longer pays
+COSTING = 10.0  # seconds for measuring passes
+TRIALS = 4  # first updates in each precision, to choose the faster
+
+
+class Text(NamedTuple):
+    """Lines without repetitions, in random order; ``held`` are not trained on."""
+
+    train: list[str]
+    held: list[str]
+    digest: str
+
+
+@dataclass
+class Evaluation:
+    """On the held-out lines, in drafts as long as in training."""
+
+    tokens: float  # a pass
+    acceptance: list[float]  # by position
+    lengths: list[int]  # of the outputs, eos included
+
+
+@dataclass
+class Progress:
+    """What a state keeps beside the training: how much of the budget is spent (seconds or updates), and what came of it. The
+    learning rate's course runs from (``since``, ``passed``) to 1 at ``end``."""
+
+    spent: float = 0.0
+    since: float = 0.0
+    passed: float = 0.0
+    end: float = 0.0
+    precision: str = ""
+    history: list[float] = field(default_factory=list)  # tokens a pass
+
+    @property
+    def course(self) -> float:
+        """From 0 to 1."""
+        left = self.end - self.since
+        return 1.0 if self.spent >= self.end else self.passed + (1 - self.passed) * (self.spent - self.since) / left
+
+
+def read_text(path: str, translator: Translator, languages: tuple[str | None, str | None], skip: bool, seed: int) -> Text:
+    """A text that fits. Raises ValueError naming the file, and lines that are too long unless they are to be skipped."""
+    lines, long = dict[str, None](), list[int]()
+    with LineReader(path) as reader:
+        for line in reader:
+            if reader.number > MOST_LINES:
+                raise ValueError(f"{path}: more than {MOST_LINES:,} lines; a training of an hour sees about 300,000")
+            if not line.strip() or line in lines:
+                continue
+            # A token seldom has less than a byte, so most lines need not be encoded.
+            if len(line.encode()) >= translator.max_source - 64 and too_long(translator, line, languages):
+                long.append(reader.number)
+            else:
+                lines[line] = None
+    if long and not skip:
+        named = ", ".join(map(str, long[:NAMED])) + (f" and {len(long) - NAMED:,} more" if len(long) > NAMED else "")
+        what = f"line {named} is" if len(long) == 1 else f"lines {named} are"
+        most = translator.max_source - 1
+        raise ValueError(f"{path}: {what} longer than the model reads ({most:,} tokens); shorten them or give --too-long skip")
+    if len(lines) < LEAST_LINES:
+        raise ValueError(
+            f"{path}: {len(lines):,} different sentences are too few for a drafter; give {LEAST_LINES:,}, better 50,000"
+        )
+    too_long(translator, next(iter(lines)), languages)  # raises ValueError where a language is missing or unknown
+    mixed = [*lines]
+    random.Random(seed).shuffle(mixed)
+    held = max(LEAST_HELD_OUT, min(MOST_HELD_OUT, len(mixed) // HELD_OUT))
+    return Text(mixed[held:], mixed[:held], hashlib.sha256("\n".join(lines).encode()).hexdigest())
+
+
+def too_long(translator: Translator, line: str, languages: tuple[str | None, str | None]) -> bool:
+    try:
+        translator.source(0, line, False, "error", *languages)
+    except SourceTooLong:
+        return True
+    return False
+
+
+def requests_of(translator: Translator, lines: Sequence[str], languages: tuple[str | None, str | None]) -> list[Request]:
+    """By the numbers of the lines; none for a line without tokens, or with more than the model reads after all."""
+    sources = [translator.source(index, line, False, "skip", *languages) for index, line in enumerate(lines)]
+    engine = translator.engine
+    return [engine.request(n, each.tokens, forced=each.forced) for n, each in enumerate(sources) if each.text]
+
+
+class Work:
+    """The command's options at work on one output folder. ``say`` prints a line, ``step`` shows what is under way and how much of
+    the whole is done."""
+
+    def __init__(self, options: Any, pair: Pair, say: Callable[[str], None], step: Callable[[str, float], None]):
+        self.options, self.say, self.step = options, say, step
+        self.pair = replace(pair, drafter=None)
+        self.languages = options.source_lang, options.target_lang
+        self.folder = Path(options.output) / "training"
+        self.threads = options.threads or usual_threads()
+        self.timed = options.updates is None
+        self.budget = 60 * options.minutes if self.timed else options.updates
+
+    def run(self) -> None:
+        """Distil, train and write, from where an earlier run stopped. Raises ValueError or OSError."""
+        options = self.options
+        text = read_text(options.sources, self.translator(None), self.languages, options.too_long == "skip", options.seed)
+        with self.begun(text):
+            training, progress = self.training(text)
+            if progress.spent >= progress.end:
+                self.end(training, progress, text, "the training is over; more --minutes or --updates continue it")
+                return
+            costs = self.costs(training.drafter(), text.held)
+            self.end(training, progress, text, self.train(training, progress, costs, text.held))
+
+    @contextmanager
+    def begun(self, text: Text) -> Iterator[None]:
+        """The output folder belongs to this run alone, and to what this run trains."""
+        options, path = self.options, self.folder / "run.json"
+        wanted = {
+            "verifier": fingerprint(self.pair.verifier), "sources": text.digest, "recipe": options.recipe,
+            "drafter_options": options.drafter_options, "seed": options.seed, "languages": [*self.languages],
+        }  # fmt: skip
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / "lock", "w", encoding="utf-8") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(f"{options.output}: another specdec-draft is at work in it") from None
+            if path.exists():
+                try:
+                    known = json.loads(path.read_text(encoding="utf-8"))
+                except ValueError:
+                    known = None
+                if not isinstance(known, dict):
+                    raise ValueError(f"{path}: damaged; remove {self.folder} to start again")
+                if other := [name for name, value in wanted.items() if known.get(name) != value]:
+                    what = ", ".join(other).replace("_", " ")
+                    raise ValueError(f"{options.output} was begun with another {what}; name another --output")
+            else:
+                write(path, json.dumps(wanted, indent=1) + "\n")
+            yield
+
+    def translator(self, drafter: DrafterModel | None, **settings: Any) -> Translator:
+        pair = replace(self.pair, drafter=drafter)
+        how = {"strategy": "specdec" if drafter else "ar", "dtype": "auto", "threads": self.threads, **settings}
+        if drafter is None:
+            how["beam"] = 1
+        return Translator(pair, Settings(**how))
+
+    def requests(self, translator: Translator, lines: Sequence[str]) -> list[Request]:
+        return requests_of(translator, lines, self.languages)
+
+    # ---- distilling
+
+    def distilled(self, text: Text) -> list[IdPair]:
+        """The verifier's outputs for the text, as far as there is time. Those without an end of their own are left out."""
+        path = self.folder / "pairs.jsonl"
+        sizes = len(self.pair.source), len(self.pair.target)
+        found, began = read_pairs(path, sizes), time.monotonic()
+        if len(found) < len(text.train):
+            translator = self.translator(None)
+            with open(path, "a", encoding="utf-8") as file:
+                while len(found) < len(text.train):
+                    if self.timed and found and time.monotonic() - began > DISTILLING * self.budget:
+                        break
+                    some = self.outputs(translator, text.train[len(found) : len(found) + CHUNK])
+                    file.writelines(map(line_of, some))
+                    file.flush()
+                    found += some
+                    part = len(found) / len(text.train)
+                    done = (time.monotonic() - began) / self.budget if self.timed else DISTILLING * part
+                    self.step(f"translating line {len(found):,} of {len(text.train):,}", done)
+        pairs = [pair for pair in found if pair is not None]
+        if len(pairs) < LEAST_LINES // 2:
+            raise ValueError(f"the model ended only {len(pairs):,} of {len(found):,} outputs itself: nothing to learn from")
+        tokens = sum(len(pair.target) + 1 for pair in pairs)
+        self.say(f"{len(pairs):,} of {len(text.train):,} lines translated: {tokens:,} tokens to learn from")
+        return pairs
+
+    def outputs(self, translator: Translator, lines: Sequence[str]) -> list[IdPair | None]:
+        requests, found = self.requests(translator, lines), [None] * len(lines)
+        pairs: list[IdPair | None] = [*found]
+        sources = {request.index: request.tokens for request in requests}
+        for each in translator.engine.decode(requests, translator.settings.usual_batch_size, None):
+            if each.error is None and not each.cut and each.tokens:
+                pairs[each.index] = IdPair(sources[each.index], each.tokens)
+        return pairs
+
+    # ---- training
+
+    def training(self, text: Text) -> tuple[Training, Progress]:
+        """From the state of an earlier run, or new."""
+        options, path = self.options, self.folder / "state.pt"
+        began, state = time.monotonic(), load(path) if path.exists() else None
+        pairs = self.distilled(text) if state is None else self.known_pairs(path)
+        drafted = self.drafted(pairs) if state is None else state["drafted"]
+        plan = Plan.of(options.recipe, options.drafter_options, self.pair.verifier.spec.decoder.layers, drafted, options.seed)
+        torch.set_num_threads(self.threads)
+        keep_memory()
+        training = Training(plan, self.pair.verifier, pairs)
+        if state is None:
+            progress = Progress(time.monotonic() - began if self.timed else 0.0, end=float(self.budget))
+        else:
+            try:
+                training.restore(state)
+                progress = Progress(**state["extra"])
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{path}: damaged or of another version ({error}); remove it to train from the start") from None
+            self.say(f"continuing after update {training.updates:,}")
+            if self.budget > progress.end and self.budget > progress.spent:  # more time than it was planned for
+                progress = replace(progress, since=0.0, passed=0.0, end=float(self.budget))
+        return training, progress
+
+    def drafted(self, pairs: Sequence[IdPair]) -> list[int]:
+        """The tokens that are drafted, none for all: code from elsewhere need not know the restriction."""
+        if self.options.recipe not in drafters.built_in():
+            return []
+        counts = Counter(token for pair in pairs for token in pair.target)
+        return frequent(counts, [self.pair.verifier.spec.symbols.eos])
+
+    def known_pairs(self, state: Path) -> list[IdPair]:
+        pairs = read_pairs(self.folder / "pairs.jsonl", (len(self.pair.source), len(self.pair.target)))
+        if not pairs:
+            raise ValueError(f"{self.folder / 'pairs.jsonl'} is missing; remove {state}, too, to start again")
+        return [pair for pair in pairs if pair is not None]
+
+    def costs(self, drafter: DrafterModel, lines: Sequence[str]) -> dict[int, Costs]:
+        self.step("measuring passes", DISTILLING)
+        translator = self.translator(drafter, block_size=drafter.block_size)
+        found = pass_costs(translator.engine, self.requests(translator, lines), COSTING)
+        torch.set_num_threads(self.threads)
+        return found
+
+    def train(self, training: Training, progress: Progress, costs: dict[int, Costs], held: Sequence[str]) -> str:
+        """Train until the budget is spent or more no longer pays. Returns the reason for ending."""
+        interval = progress.end / EVALUATIONS
+        due, saved, reason = progress.spent + interval, time.monotonic(), ""
+        trials: dict[str, list[float]] = {"float32": [], "bf16": []}
+        while progress.spent < progress.end:
+            began = time.monotonic()
+            precision = progress.precision or self.precision(trials, progress)
+            choose_kernels(precision)
+            loss = training.update(progress.course)
+            if not progress.precision:
+                trials[precision].append(time.monotonic() - began)
+            progress.spent += time.monotonic() - began if self.timed else 1
+            part = progress.spent / progress.end
+            self.step(
+                f"update {training.updates:,}, loss {loss:.2f}", part if self.timed else DISTILLING + (1 - DISTILLING) * part
+            )
+            if progress.spent >= due and progress.spent < progress.end:
+                began = time.monotonic()
+                found = self.evaluate(training.drafter(), held)
+                progress.history.append(found.tokens)
+                taken = time.monotonic() - began
+                progress.spent += taken if self.timed else 0
+                if self.timed:
+                    interval = max(interval, taken / EVALUATING)
+                due = progress.spent + interval
+                if self.timed and not reason and not pays(progress.history):
+                    reason = f"more training no longer pays: tokens a pass grew by under 1 % over {3 * interval / 60:.0f} minutes"
+                    progress.since, progress.passed = progress.spent, max(progress.course, 1 - FALL)
+                    progress.end = min(progress.end, progress.spent * (1 + COOLDOWN))
+                left = f"; {duration(progress.end - progress.spent)} left" if self.timed else ""
+                self.say(f"update {training.updates:,}: {found.tokens:.2f} tokens a pass, {gains(found, costs)}{left}")
+            if time.monotonic() - saved > CHECKPOINT:
+                self.save(training, progress)
+                saved = time.monotonic()
+        self.save(training, progress)
+        return reason or "the time is over" if self.timed else "all updates made"
+
+    def save(self, training: Training, progress: Progress) -> None:
+        training.save(self.folder / "state.pt", asdict(progress))
+
+    def precision(self, trials: dict[str, list[float]], progress: Progress) -> str:
+        """Of the next update: both in turn on CPUs with products in bfloat16, then the faster for good."""
+        if self.options.precision != "auto" or not torch.cpu._is_avx512_bf16_supported():
+            progress.precision = "float32" if self.options.precision == "auto" else self.options.precision
+            return progress.precision
+        name = min(trials, key=lambda each: len(trials[each]))
+        if len(trials[name]) == TRIALS:
+            progress.precision = min(trials, key=lambda each: statistics.median(trials[each][1:]))
+            speeds = ", ".join(f"{1 / statistics.median(each[1:]):.2f} in {which}" for which, each in trials.items())
+            self.say(f"updates a second: {speeds}")
+            return progress.precision
+        return name
+
+    def evaluate(self, drafter: DrafterModel, lines: Sequence[str]) -> Evaluation:
+        translator = self.translator(drafter, block_size=drafter.block_size)
+        requests = self.requests(translator, lines)
+        outputs = [*translator.engine.decode(requests, translator.settings.usual_batch_size, None)]
+        torch.set_num_threads(self.threads)
+        steps = [step for each in outputs for step in each.steps]
+        tokens = sum(step.accepted + (step.own is not None) for step in steps) / max(1, len(steps))
+        rates = acceptance(((len(step.drafted), step.accepted) for step in steps), drafter.block_size)
+        return Evaluation(tokens, rates, [len(each.tokens) + 1 - each.prefilled for each in outputs])
+
+    # ---- the end
+
+    def end(self, training: Training, progress: Progress, text: Text, reason: str) -> None:
+        """Write the model with its drafter and say what it is worth. Raises ValueError if an output differs from a plain one."""
+        options, output, drafter = self.options, Path(self.options.output), training.drafter()
+        self.step("measuring", 1.0)
+        found, lines = self.evaluate(drafter, text.held), text.held
+        measured = self.measured(drafter, lines)
+        pair, temporary = replace(self.pair, drafter=drafter), self.folder / "model"
+        shutil.rmtree(temporary, ignore_errors=True)
+        save_folder(pair, temporary)
+        record = {
+            "verifier": training.mark, "recipe": options.recipe, "options": dict(training.plan.options), "sources": text.digest,
+            "lines": {"trained": len(training.pairs), "held_out": len(lines)}, "updates": training.updates,
+            "precision": progress.precision, "tokens_per_pass": round(found.tokens, 3),
+            "acceptance": [round(each, 3) for each in found.acceptance],
+            "gain": {str(rows): round(gain, 2) for rows, gain in measured.items()},
+            "machine": machine(),
+        }  # fmt: skip
+        write(temporary / "drafter.json", json.dumps(record, indent=1) + "\n")
+        names = sorted((each.name for each in temporary.iterdir()), key=lambda name: name == "model.json")
+        for name in names:  # the description last: until then the folder is none, or the earlier one
+            os.replace(temporary / name, output / name)
+        temporary.rmdir()
+        made = f"{found.tokens:.2f} tokens a pass after {training.updates:,} updates"
+        self.say(f"{reason}: {made}, measured gain {by_rows(measured)}, all outputs identical to plain decoding's")
+
+    def measured(self, drafter: DrafterModel, lines: Sequence[str]) -> dict[int, float]:
+        """The gain in speed by batch size, with the default draft lengths; plain decoding and drafts in turn. Raises ValueError
+        if an output differs."""
+        plain, drafting = self.translator(None), self.translator(drafter)
+        taken: dict[tuple[int, bool], float] = {}
+        for rows in (1, 8):
+            some = lines if rows > 1 else lines[: len(lines) // 2]
+            for turn in range(2):
+                outputs = []
+                for translator, drafts in ((plain, False), (drafting, True)):
+                    requests, began = self.requests(translator, some), time.perf_counter()
+                    found = sorted(translator.engine.decode(requests, rows, None), key=lambda each: each.index)
+                    spent = time.perf_counter() - began
+                    taken[rows, drafts] = min(spent, taken.get((rows, drafts), spent)) if turn else spent
+                    outputs.append([each.tokens for each in found])
+                if outputs[0] != outputs[1]:
+                    raise ValueError(f"{self.pair.name}: outputs with drafts differ from plain ones, a fault of this program")
+        return {rows: taken[rows, False] / taken[rows, True] for rows in (1, 8)}
+
+
+def gains(found: Evaluation, costs: dict[int, Costs]) -> str:
+    """What an evaluation promises on this machine, in words."""
+    each = {rows: expected_gain(found.acceptance, found.lengths, costs[rows]) for rows in costs}
+    return f"expected gain {by_rows({rows: one.gain for rows, one in each.items()})}"
+
+
+def by_rows(gains: Mapping[int, float]) -> str:
+    return ", ".join(f"{gain:.2f} at batch size {rows}" for rows, gain in gains.items())
