@@ -24,7 +24,7 @@ import torch
 from specdec_plugins.commands.watch import duration
 from specdec_plugins.cpus import usual_threads
 from specdec_plugins.decoding import drafters
-from specdec_plugins.decoding.values import Request
+from specdec_plugins.decoding.requests import Request
 from specdec_plugins.formats.files import write
 from specdec_plugins.formats.folder import Pair, save_folder
 from specdec_plugins.formats.spec import DrafterModel, fingerprint

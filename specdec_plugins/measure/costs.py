@@ -5,8 +5,8 @@ import time
 from collections.abc import Sequence
 
 from specdec_plugins.decoding.control.fixed import FixedLength
+from specdec_plugins.decoding.requests import Request
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Request
 from specdec_plugins.engine import Engine
 from specdec_plugins.measure.expectation import Costs
 
