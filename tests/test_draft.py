@@ -299,6 +299,23 @@ def test_a_run_that_is_over_is_not_repeated(folder, text, made, capsys):
     assert "continuing after update 40" in said and "the training is over; more --minutes or --updates continue it" in said
 
 
+def test_a_plateau_ends_it_and_more_time_continues(folder, text, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(drafting, "pays", lambda history: len(history) < 2)
+    monkeypatch.setattr(drafting, "EVALUATIONS", 100)
+    monkeypatch.setattr(drafting, "EVALUATING", 10.0)
+    options = arguments(folder, text, tmp_path / "out", "--minutes")
+    ends = []
+    for minutes in ("2", "2", "2.5"):
+        capsys.readouterr()
+        assert draft.main([*options, minutes]) == 0
+        ends.append((capsys.readouterr().err, load(tmp_path / "out/training/state.pt")))
+    (first, one), (second, two), (_, three) = ends
+    assert "more training no longer pays: tokens a pass grew by under 1 %" in first and one["extra"]["spent"] < 60
+    assert "the training is over" in second and two["updates"] == one["updates"]
+    assert three["updates"] > two["updates"] and one["extra"]["end"] < 60 and three["extra"]["budget"] == 150
+    assert "begun with another kind of limit" in refused(capsys, 1, *options[:-1], "--updates", "9")
+
+
 def test_an_estimate(folder, text, capsys, monkeypatch):
     monkeypatch.setattr(costs, "ROUNDS", 1)
     assert draft.main([str(folder), "--estimate", "--sources", str(text), "--threads", "1"]) == 0

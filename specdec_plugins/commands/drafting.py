@@ -72,9 +72,10 @@ class Evaluation:
 
 @dataclass
 class Progress:
-    """What a state keeps beside the training: how much of the budget is spent (seconds or updates), and what came of it. The
+    """What a state keeps beside the training: how much of the ``budget`` is spent (seconds or updates), and what came of it. The
     learning rate's course runs from (``since``, ``passed``) to 1 at ``end``."""
 
+    budget: float
     spent: float = 0.0
     since: float = 0.0
     passed: float = 0.0
@@ -145,7 +146,7 @@ class Work:
         self.folder = Path(options.output) / "training"
         self.threads = options.threads or usual_threads()
         self.timed = options.updates is None
-        self.budget = 60 * options.minutes if self.timed else options.updates
+        self.budget = 60.0 * options.minutes if self.timed else float(options.updates)
 
     def run(self) -> None:
         """Distil, train and write, from where an earlier run stopped. Raises ValueError or OSError."""
@@ -166,6 +167,7 @@ class Work:
         wanted = {
             "verifier": fingerprint(self.pair.verifier), "sources": text.digest, "recipe": options.recipe,
             "drafter_options": options.drafter_options, "seed": options.seed, "languages": [*self.languages],
+            "kind_of_limit": "minutes" if self.timed else "updates",
         }  # fmt: skip
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "lock", "w", encoding="utf-8") as lock:
@@ -246,7 +248,7 @@ class Work:
         keep_memory()
         training = Training(plan, self.pair.verifier, pairs)
         if state is None:
-            progress = Progress(time.monotonic() - began if self.timed else 0.0, end=float(self.budget))
+            progress = Progress(self.budget, time.monotonic() - began if self.timed else 0.0, end=self.budget)
         else:
             try:
                 training.restore(state)
@@ -254,8 +256,8 @@ class Work:
             except (ValueError, TypeError) as error:
                 raise ValueError(f"{path}: damaged or of another version ({error}); remove it to train from the start") from None
             self.say(f"continuing after update {training.updates:,}")
-            if self.budget > progress.end and self.budget > progress.spent:  # more time than it was planned for
-                progress = replace(progress, since=0.0, passed=0.0, end=float(self.budget))
+            if self.budget > progress.budget:  # the learning rate rises again
+                progress = Progress(self.budget, progress.spent, end=self.budget, precision=progress.precision)
         return training, progress
 
     def drafted(self, pairs: Sequence[IdPair]) -> list[int]:
