@@ -227,8 +227,9 @@ class Work:
         return pairs
 
     def outputs(self, translator: Translator, lines: Sequence[str]) -> list[IdPair | None]:
-        requests, found = self.requests(translator, lines), [None] * len(lines)
-        pairs: list[IdPair | None] = [*found]
+        """A pair for each line; None for one whose output did not end by itself, or that has none."""
+        requests = self.requests(translator, lines)
+        pairs: list[IdPair | None] = [None for _ in lines]
         sources = {request.index: request.tokens for request in requests}
         for each in translator.engine.decode(requests, translator.settings.usual_batch_size, None):
             if each.error is None and not each.cut and each.tokens:
