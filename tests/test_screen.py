@@ -17,8 +17,9 @@ from test_kernels import variant  # noqa: F401
 from test_native_loop import both, controllers, requests_of
 from test_native_loop import run as native_run
 
-from specdec_plugins.decoding import compiled, native
+from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.assembly import assemble
+from specdec_plugins.decoding.backends.cpu import drafts
 from specdec_plugins.decoding.backends.cpu import model as cpu
 from specdec_plugins.decoding.backends.cpu.binding import TILE, Engine, NativeLinear, Screen, Stack
 from specdec_plugins.decoding.options import Sampling
@@ -141,8 +142,8 @@ def test_drafts_in_the_native_loop(roles):
 @torch.inference_mode()
 def test_drafts_do_not_depend_on_threads(roles, monkeypatch):
     found = []
-    for threads, least in ((1, native.WORTH_SHARING), (3, native.WORTH_SHARING), (3, 1)):
-        monkeypatch.setattr(native, "WORTH_SHARING", least)
+    for threads, least in ((1, drafts.WORTH_SHARING), (3, drafts.WORTH_SHARING), (3, 1)):
+        monkeypatch.setattr(drafts, "WORTH_SHARING", least)
         for rows in (1, 2, 7):
             found.append(native_run(roles(threads), requests_of(12, seed=rows), next(controllers(6, rows)), rows, True)[:2])
     assert found[:3] == found[3:6] == found[6:]
