@@ -296,7 +296,7 @@ def test_choice_is_pytorchs(vocabulary, variant):
             done = CpuPass.of(native, logits.clone(), gates=gate)
             lengths = [6, 6, 6] if seed % 2 else [6, 0, 3]
             plan = Plan(lengths)
-            expected = eager.choose(logits.clone(), gate, prefix, plan).tokens
+            expected = eager.choosing.choose(logits.clone(), gate, prefix, plan).tokens
             chosen.append(done.choose(prefix, plan).tokens)
             assert chosen[-1] == expected and list(map(len, expected)) == lengths
         changed += chosen[0] != chosen[1]

@@ -517,12 +517,14 @@ def test_a_drafter_on_the_verifiers_cache_takes_its_shape_from_the_verifier():
     network, _ = make_network("glide", model)
     tensors = {key: tensor.float() for key, tensor in network.state_dict().items()}
     claimed = replace(model.spec, decoder=replace(model.spec.decoder, layers=1, attention=Attention(1)))
-    options = {**OPTIONS["glide"], "hosts": 1000}
-    made = drafters.as_transformer(DrafterModel("glide", tensors, claimed, options, 4), model)
+    given = DrafterModel("glide", tensors, claimed, OPTIONS["glide"], 4, hosts=1000)
+    made = drafters.as_transformer(given, model)
     decoder = model.spec.decoder
     assert made.spec == replace(
         model.spec, decoder=altered(decoder, layers=2, inner_width=min(decoder.feed_forward.width, decoder.width))
     )
-    assert made.options == {"hosts": decoder.layers}
+    assert made.hosts == decoder.layers
+    with pytest.raises(ValueError, match="no option 'hosts'"):
+        drafters.as_transformer(replace(given, options={**given.options, "hosts": 1000}), model)
     with pytest.raises(ValueError, match=f"drafter 'glide' has {decoder.layers + 1} layers, its verifier {decoder.layers}"):
         drafters.as_transformer(DrafterModel("glide", tensors, None, {"layers": decoder.layers + 1}, 4), model)
