@@ -3,6 +3,7 @@
 import itertools
 import random
 from copy import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.loop import speculative_decode
+from specdec_plugins.decoding.networks.drafter_code import Loss
 from specdec_plugins.decoding.options import Tree
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Request, Source
@@ -353,3 +355,31 @@ def stepwise(verifier):
     other = copy(verifier)
     other.__class__ = Stepwise
     return other
+
+
+def batch_of_fairseq(verifier):
+    """What `DrafterLoss` hands to a drafter of two sentences as fairseq has them: ids shifted by 4, so 4 is the model's eos and 2
+    fairseq's, and sources padded on the left."""
+    from specdec_plugins.criterions.drafter_loss import DrafterLoss
+
+    seen = []
+
+    class Model(torch.nn.Module):
+        drafted = torch.tensor([0])
+
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
+        def verifier_as(self, like):
+            return verifier
+
+        def forward(self, batch):
+            seen.append(batch)
+            return Loss(self.weight.sum(), 1)
+
+    source = torch.tensor([[1, 1, 9, 10, 4, 2], [5, 6, 7, 8, 4, 2]])
+    prefix, target = torch.tensor([[2, 20, 21], [2, 22, 1]]), torch.tensor([[20, 21, 2], [22, 2, 1]])
+    sample = {"net_input": {"src_tokens": source, "prev_output_tokens": prefix}, "target": target, "ntokens": 5}
+    DrafterLoss(SimpleNamespace())(Model(), sample)
+    return seen[0]

@@ -17,6 +17,7 @@ import pytest
 import torch
 from conftest import ROOT, corpus
 from random_pair import Shape, random_pair
+from support import batch_of_fairseq
 from test_hf_translator import saved
 from test_one_file_codec import CHARACTERS, LANGUAGES, SYMBOLS
 
@@ -123,34 +124,12 @@ def load_tensors(made):
 
 def test_training_reads_what_fairseqs_criterion_reads(folder):
     """The same batch from ids as `DrafterLoss` makes of fairseq's."""
-    from specdec_plugins.criterions.drafter_loss import DrafterLoss
-    from specdec_plugins.decoding.networks.drafter_code import Loss
-
-    seen, verifier = [], FrozenVerifier(load_folder(folder).verifier)
-
-    class Model(torch.nn.Module):
-        drafted = torch.tensor([0])
-
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(1))
-
-        def verifier_as(self, like):
-            return verifier
-
-        def forward(self, batch):
-            seen.append(batch)
-            return Loss(self.weight.sum(), 1)
-
-    source = torch.tensor([[1, 1, 9, 10, 4, 2], [5, 6, 7, 8, 4, 2]])  # as fairseq has them: shifted by 4, padded on the left
-    inputs = {"src_tokens": source, "prev_output_tokens": torch.tensor([[2, 20, 21], [2, 22, 1]])}
-    DrafterLoss(SimpleNamespace())(
-        Model(), {"net_input": inputs, "target": torch.tensor([[20, 21, 2], [22, 2, 1]]), "ntokens": 5}
-    )
+    verifier = FrozenVerifier(load_folder(folder).verifier)
+    theirs = batch_of_fairseq(verifier)
     ours = batch_of([IdPair([5, 6, SYMBOLS.eos], [16, 17]), IdPair([1, 2, 3, 4, SYMBOLS.eos], [18])], verifier)
     width = ours.source.size(1)
-    assert torch.equal(seen[0].source[:, :width], ours.source) and (seen[0].source[:, width:] == SYMBOLS.pad).all()
-    assert torch.equal(seen[0].prefix, ours.prefix) and torch.equal(seen[0].target, ours.target)
+    assert torch.equal(theirs.source[:, :width], ours.source) and (theirs.source[:, width:] == SYMBOLS.pad).all()
+    assert torch.equal(theirs.prefix, ours.prefix) and torch.equal(theirs.target, ours.target)
 
 
 def test_a_hugging_face_folder_with_languages(text, tmp_path, capsys, monkeypatch):

@@ -5,7 +5,6 @@ import random
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,12 +13,12 @@ from fairseq.data import Dictionary, LanguagePairDataset, data_utils
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from naive import altered
 from random_pair import Shape, random_pair
+from support import batch_of_fairseq
 from test_one_file_codec import CHARACTERS, LANGUAGES, SYMBOLS
 from test_training import run_train_sh
 
 from specdec_plugins.commands import pack
-from specdec_plugins.criterions.drafter_loss import DrafterLoss
-from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, without
+from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier, without
 from specdec_plugins.formats.folder import Pair, load_folder, save_folder
 from specdec_plugins.model.spec import Output, Symbols
 from specdec_plugins.text.codec import CodecConfig
@@ -169,31 +168,12 @@ def test_from_source_text_to_a_folder_with_a_drafter(folder, tmp_path):
 
 def test_training_reads_what_decoding_reads(folder):
     """The loss hands the model's own ids to the drafter, right-padded, from fairseq's, which pads sources on the left."""
-    seen, verifier = [], FrozenVerifier(load_folder(folder).verifier)
-
-    class Model(torch.nn.Module):
-        drafted = torch.tensor([0])
-
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(1))
-
-        def verifier_as(self, like):
-            return verifier
-
-        def forward(self, batch: Batch):
-            seen.append(batch)
-            return Loss(self.weight.sum(), 1)
-
-    source = torch.tensor([[1, 1, 9, 10, 4, 2], [5, 6, 7, 8, 4, 2]])  # 4 is the model's eos, 2 fairseq's
-    prefix, target = torch.tensor([[2, 20, 21], [2, 22, 1]]), torch.tensor([[20, 21, 2], [22, 2, 1]])
-    sample = {"net_input": {"src_tokens": source, "prev_output_tokens": prefix}, "target": target, "ntokens": 5}
-    DrafterLoss(SimpleNamespace())(Model(), sample)
+    seen = batch_of_fairseq(FrozenVerifier(load_folder(folder).verifier))
     pad, eos, start = SYMBOLS.pad, SYMBOLS.eos, SYMBOLS.start
-    assert seen[0].source.tolist() == [[5, 6, eos, pad, pad, pad], [1, 2, 3, 4, eos, pad]]
-    assert seen[0].prefix.tolist() == [[start, 16, 17], [start, 18, pad]]
-    assert seen[0].target.tolist() == [[16, 17, eos], [18, eos, pad]]
-    assert seen[0].symbols == SYMBOLS
+    assert seen.source.tolist() == [[5, 6, eos, pad, pad, pad], [1, 2, 3, 4, eos, pad]]
+    assert seen.prefix.tolist() == [[start, 16, 17], [start, 18, pad]]
+    assert seen.target.tolist() == [[16, 17, eos], [18, eos, pad]]
+    assert seen.symbols == SYMBOLS
 
 
 def test_packing_a_drafter_into_a_folder(folder, tmp_path, capsys):

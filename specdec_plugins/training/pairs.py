@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier
+from specdec_plugins.decoding.requests import Source
 
 
 class Pair(NamedTuple):
@@ -69,13 +67,6 @@ def batches(pairs: Sequence[Pair], most: int, seed: int, epoch: int) -> list[lis
 def batch_of(pairs: Sequence[Pair], verifier: FrozenVerifier) -> Batch:
     """What a drafter's loss reads of pairs, which follows the verifier's special tokens."""
     symbols = verifier.spec.symbols
-    source = padded([pair.source for pair in pairs], symbols.pad)
-    prefix = padded([[symbols.start, *pair.target] for pair in pairs], symbols.pad)
-    target = padded([[*pair.target, symbols.eos] for pair in pairs], symbols.pad)
+    prefixes, targets = [[symbols.start, *pair.target] for pair in pairs], [[*pair.target, symbols.eos] for pair in pairs]
+    source, prefix, target = (Source(rows, symbols).tokens for rows in ([pair.source for pair in pairs], prefixes, targets))
     return Batch(source, prefix, target, symbols, verifier)
-
-
-def padded(rows: Sequence[Sequence[int]], pad: int) -> Tensor:
-    """(B, T) int64, right-padded."""
-    longest = max(map(len, rows))
-    return torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows])
