@@ -120,6 +120,4 @@ def canonical(family: Family, config: Asked, named: dict[str, Tensor]) -> dict[s
         tensors |= tied(tensors, [DECODER, PROJECTION] if apart else [ENCODER, DECODER, PROJECTION], shared)
     if shared is not None:
         tensors = {ENCODER: shared, DECODER: shared} | tensors
-    if PROJECTION in tensors:
-        tensors["decoder.output_projection.weight"] = tensors.pop(PROJECTION)
     return tensors

@@ -48,7 +48,10 @@ def activation_of(name: str) -> str:
 
 
 def checked(spec: ModelSpec, tensors: dict[str, Tensor], sizes: Sequence[int], config: Asked) -> Model:
-    """The model; faults of its tensors, and of vocabularies that have not these ``sizes``, go to ``config``."""
+    """The model, with our name of the output projection. Faults of its tensors, and vocabularies of other ``sizes``, go to
+    ``config``."""
+    if PROJECTION in tensors:
+        tensors["decoder.output_projection.weight"] = tensors.pop(PROJECTION)
     shapes = tensor_shapes(tensors)
     config.faults += tensor_faults(spec, shapes)
     for name, size in zip((ENCODER, DECODER), sizes):

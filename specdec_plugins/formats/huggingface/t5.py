@@ -111,8 +111,6 @@ def canonical(spec: ModelSpec, family: Family, weights: dict[str, Tensor]) -> di
     ours = names_of(spec, family)
     tensors = {ours.get(name, name): tensor for name, tensor in weights.items() if name != UNUSED}
     tensors |= tied(tensors, [ENCODER, DECODER, PROJECTION], tensors.pop("shared.weight", None))
-    if PROJECTION in tensors:
-        tensors["decoder.output_projection.weight"] = tensors.pop(PROJECTION)
     for side in ("encoder", "decoder") if family.shares_bias else ():
         if (first := tensors.get(f"{side}.layers.0.{BIAS}")) is not None:
             tensors |= dict.fromkeys((f"{side}.layers.{layer}.{BIAS}" for layer in range(getattr(spec, side).layers)), first)

@@ -117,6 +117,4 @@ def canonical(config: Asked, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         tensors[ours.replace("lm_head.out_proj", "lm_head")] = tensor
     if config.flag("tie_word_embeddings", True):
         tensors |= tied(tensors, [DECODER, PROJECTION])
-    if PROJECTION in tensors:
-        tensors["decoder.output_projection.weight"] = tensors.pop(PROJECTION)
     return tensors
