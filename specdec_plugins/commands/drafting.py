@@ -366,7 +366,7 @@ class Work:
         }  # fmt: skip
         write(temporary / "drafter.json", json.dumps(record, indent=1) + "\n")
         names = sorted((each.name for each in temporary.iterdir()), key=lambda name: name == "model.json")
-        for name in names:  # the description last: until then the folder is none, or the earlier one
+        for name in names:  # model.json last: until then this is no model folder, or still the earlier one
             os.replace(temporary / name, output / name)
         temporary.rmdir()
         made = f"{found.tokens:.2f} tokens a pass after {training.updates:,} updates"

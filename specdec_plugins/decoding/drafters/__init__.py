@@ -197,8 +197,8 @@ def kernels_dtype(name: str) -> str:
 
 
 def complete(weights: DrafterModel, *options: str) -> DrafterModel:
-    """A drafter that is a whole Transformer. Raises ValueError for options other than ``options``, of which its tensors tell, and
-    for a decoder without layers."""
+    """Check a drafter that is a whole Transformer. Its tensors say what ``options`` say. Raises ValueError for any other option,
+    and for a decoder without layers."""
     faults = [f"drafter '{weights.code}' has no option {name!r:.40}" for name in weights.options if name not in options]
     if weights.spec is not None and not weights.spec.decoder.layers:
         faults.append("a decoder without layers")
