@@ -49,6 +49,12 @@ class Role(Protocol):
         return 0
 
 
+def drop_shortcut(cls: type, role: type, shortcut: str, *methods: str) -> None:
+    """Give a class that overrides one of the ``methods`` the role's own ``shortcut`` around them, unless it has another."""
+    if vars(cls).keys() & {*methods} and shortcut not in vars(cls):
+        setattr(cls, shortcut, vars(role)[shortcut])
+
+
 class Drafter(Role, Protocol):
     """Proposes tokens."""
 
@@ -57,8 +63,7 @@ class Drafter(Role, Protocol):
     def __init_subclass__(cls, **options: Any) -> None:
         """A drafter that proposes in a way of its own inherits no recipe."""
         super().__init_subclass__(**options)
-        if "propose" in vars(cls) and "recipe" not in vars(cls):
-            cls.recipe = Drafter.recipe  # type: ignore[method-assign]
+        drop_shortcut(cls, Drafter, "recipe", "propose")
 
     def start(self, rows: int, shared: Any) -> Any:
         """A `State` for up to ``rows`` rows; None for a drafter that keeps nothing. ``shared`` is the verifier's state."""
@@ -91,8 +96,7 @@ class Verifier(Role, Protocol):
     def __init_subclass__(cls, **options: Any) -> None:
         """A verifier that scores or commits in a way of its own inherits no runner."""
         super().__init_subclass__(**options)
-        if vars(cls).keys() & {"score", "commit"} and "runner" not in vars(cls):
-            cls.runner = Verifier.runner  # type: ignore[assignment]
+        drop_shortcut(cls, Verifier, "runner", "score", "commit")
 
     @property
     def runner(self) -> Callable[..., Any] | None:

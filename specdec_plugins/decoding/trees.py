@@ -97,22 +97,15 @@ def branched(children: Sequence[Children[Key]], roots: Sequence[Key], prefix: Pr
     """A tree for each row, by the row's ``children``: see `grow`. The rows of a beam search share one tree: see `ahead`."""
     assert plan.tree is not None
     trees: list[tuple[list[int], list[int]]] = [([], []) for _ in roots]
-    for _, width, rows in groves_of(prefix, plan.tree):
-        if not width:
-            trees[rows[0]] = grow(children[rows[0]], roots[rows[0]], plan.tree)
-            continue
-        totals = [node.total for node in prefix.beams_of(rows[0]).live]
+    for row, request in enumerate(prefix.requests):
+        if request.beam is None:
+            trees[row] = grow(children[row], roots[row], plan.tree)
+    for rows in prefix.searches():
+        totals, width = [node.total for node in prefix.beams_of(rows[0]).live], breadth(prefix.search(rows[0]).beam)
         own = [children[row] for row in rows], [roots[row] for row in rows]
         for row, tree in zip(rows, ahead(*own, totals, width, max(plan.lengths), prefix.symbols.eos)):
             trees[row] = tree
     return TreeDraft([tokens for tokens, _ in trees], [parents for _, parents in trees])
-
-
-def groves_of(prefix: Prefix, tree: Tree) -> list[tuple[int, int, list[int]]]:
-    """Rows whose trees grow together, with nodes of a tree and, for searches, hypotheses at each depth, else 0."""
-    alone = [(tree.nodes, 0, [row]) for row, request in enumerate(prefix.requests) if request.beam is None]
-    searches = ((rows, prefix.requests[rows[0]].beam) for rows in prefix.searches())
-    return alone + [(0, breadth(beam), rows) for rows, beam in searches if beam]
 
 
 def breadth(beam: Beam) -> int:

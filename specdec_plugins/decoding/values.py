@@ -175,17 +175,11 @@ class Verdict(NamedTuple):
 
 
 class Iterations(NamedTuple):
-    """Iterations, one after the other, by row: the step, its committed tokens' scores, whether the limit forced the own token.
-
-    ``drafting`` and ``verifying`` are the seconds of all, ``first`` those of the first iteration.
-    """
+    """Iterations, one after the other, by row: the step, its committed tokens' scores, whether the limit forced the own token."""
 
     steps: list[Step]
     scores: list[list[float]]
     cut: list[bool]
-    drafting: float = 0.0
-    verifying: float = 0.0
-    first: float = 0.0
 
     @classmethod
     def of(cls, draft: Draft, verdict: Verdict, eos: int) -> "Iterations":

@@ -134,7 +134,7 @@ class LoadedModel(Protocol):
 
     @property
     def recordings(self) -> int:
-        """How many passes have been recorded, here and in models that share the runner; 0 where nothing is recorded."""
+        """How many passes have been recorded, here and in models that share the executor; 0 where nothing is recorded."""
         ...
 
     @property

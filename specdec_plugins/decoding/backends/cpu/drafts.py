@@ -5,7 +5,7 @@ B rows, K drafted tokens.
 
 from array import array
 from ctypes import Structure
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -15,6 +15,7 @@ from specdec_plugins.decoding.backends.cpu.rules import successor_tables
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.recipes import InTurn, Masked, Recipe, Vectors
+from specdec_plugins.decoding.values import LOGITS, Want
 from specdec_plugins.model.spec import Symbols
 
 GIVEN, IN_TURN, MASKED, FROM_VECTORS = range(4)  # `Recipe` in csrc/chains.h
@@ -26,6 +27,8 @@ WORTH_SHARING = 4 << 20
 
 class Drafting:
     """By a recipe, for one session; ``recipe`` is a number in ``call``."""
+
+    wants: ClassVar[Want] = LOGITS  # of the verifier's passes
 
     def __init__(self, call: Structure, model: Any, recipe: int, symbols: Symbols):
         self.call, self.model = call, model
@@ -78,6 +81,8 @@ class DraftingMasked(Drafting):
 
 
 class DraftingFromVectors(Drafting):
+    wants = Want(features=True)
+
     def __init__(self, call: Structure, recipe: Vectors, symbols: Symbols):
         super().__init__(call, recipe.model, FROM_VECTORS, symbols)
         self.heads, self._vectors = recipe.heads, Buffer()
@@ -105,8 +110,11 @@ class DraftingFromVectors(Drafting):
         state.replace(self._states)
 
 
-KINDS: dict[type, Any] = {InTurn: DraftingInTurn, Masked: DraftingMasked, Vectors: DraftingFromVectors}
-
-
 def drafting_by(recipe: Recipe, call: Structure, symbols: Symbols) -> Drafting:
-    return KINDS[type(recipe)](call, recipe, symbols)
+    match recipe:
+        case InTurn():
+            return DraftingInTurn(call, recipe, symbols)
+        case Masked():
+            return DraftingMasked(call, recipe, symbols)
+        case Vectors():
+            return DraftingFromVectors(call, recipe, symbols)

@@ -98,7 +98,7 @@ class CpuEncoder:
 
 
 class NativeHeads:
-    """`LoadedModel.heads`. The native loop reads the attributes."""
+    """`LoadedModel.heads`. `drafts.py` reads the attributes."""
 
     def __init__(self, model: "CpuModel", weight: Tensor, bias: Tensor, reads_token: bool):
         if weight.dim() != 2 or len(weight) % model.width or weight.size(1) != model.width * (1 + reads_token):

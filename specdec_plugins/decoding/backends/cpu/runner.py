@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec_plugins.decoding.backends import Reordered
 from specdec_plugins.decoding.backends.cpu.binding import integers, start
-from specdec_plugins.decoding.backends.cpu.drafts import FROM_VECTORS, drafting_by
+from specdec_plugins.decoding.backends.cpu.drafts import drafting_by
 from specdec_plugins.decoding.backends.cpu.passes import CpuPass, results_of
 from specdec_plugins.decoding.backends.cpu.rules import NativeRepeats, NativeSampling
 from specdec_plugins.decoding.backends.cpu.searches import Searches
@@ -51,7 +51,7 @@ class CpuRunner(Runner):
     def iterate(self, prefix: Prefix, plan: Plan, times: int, stats: DecodeStats) -> Record | None:
         tolerance, drafts, began = getattr(self.acceptance, "tolerance", None), any(plan.lengths), time.perf_counter()
         alone = [row for row, request in enumerate(prefix.requests) if request.beam is None]
-        ahead = drafts and any(request.beam and length for request, length in zip(prefix.requests, plan.lengths))
+        ahead = prefix.searching and any(request.beam and length for request, length in zip(prefix.requests, plan.lengths))
         if tolerance is None or ahead or (drafts and plan.tree is not None):
             return super().iterate(prefix, plan, times, stats)
         asked = drafts and self.native is None and max(prefix.room) > 0
@@ -137,7 +137,7 @@ class Batch:
                 began = time.perf_counter()
                 drafter_state = self.drafting.prepare(self.runner.drafting, batch, self.longest, needed)
                 encoding = time.perf_counter() - began
-        want = Want(features=True) if call.draft.recipe == FROM_VECTORS else self.want
+        want = self.drafting.wants if self.drafting else self.want
         self.results, fields = results_of(model, state, want, batch + searching, self.longest + 1)
         for name, value in fields.items():
             setattr(call, name, value)

@@ -24,7 +24,6 @@ class Chains {
             unread.emplace_back(tokens, tokens + row.unread), tokens += row.unread;
             last.push_back(unread.back().back());
             rules.push_back({.drafted = 0, .beta = row.beta, .tau = row.tau, .room = row.room, .minimum = row.minimum});
-            longest = std::max(longest, row.draft_length);
         }
         given = tokens;
         if (take(call.sampling, batch, draws)) {
@@ -39,13 +38,13 @@ class Chains {
     bool drafting() const {
         bool room = false;
         for (const JudgeRow& row : rules) room |= row.room > 0;
-        return longest > 0 && room;
+        return call.longest > 0 && room;
     }
 
     // The number of positions that the next iteration needs in the caches.
     int64_t needed() const {
         int64_t positions = 0;
-        for (const DecodeRow& row : state) positions = std::max(positions, row.position + 1 + longest);
+        for (const DecodeRow& row : state) positions = std::max(positions, row.position + 1 + call.longest);
         return positions;
     }
 
@@ -116,7 +115,6 @@ class Chains {
 
     const RunCall& call;
     const int64_t batch;
-    int64_t longest = 0;           // the most tokens that the plan drafts for a row
     bool rejects = false;          // whether a row is under the rejection rule
     std::vector<DecodeRow> state;  // positions change
     std::vector<JudgeRow> rules;   // room and minimum change
