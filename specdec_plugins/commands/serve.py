@@ -218,6 +218,8 @@ def bound(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
 
 
 def run(options: argparse.Namespace) -> None:
+    again = threading.Event()  # whether SIGHUP has arrived
+    signal.signal(signal.SIGHUP, lambda *_: again.set())  # also while models load for the first time
     listening = listen(options.host, options.port)
     keys = ready.keys(options.keys) if options.keys else None
     ready.writable_folder(options.glossaries)
@@ -225,8 +227,6 @@ def run(options: argparse.Namespace) -> None:
         ready.model(own.model)
         ready.drafter(own.draft_with)
         ready.device(own.device)
-    again = threading.Event()  # whether SIGHUP has arrived
-    signal.signal(signal.SIGHUP, lambda *_: again.set())  # also while models load for the first time
     with needed("serve", "specdec-serve"):
         import prometheus_client  # noqa: F401 - checked before models are loaded
         import uvicorn
