@@ -28,10 +28,11 @@ sys.path.insert(0, str(ROOT))
 
 from specdec_plugins import Translator  # noqa: E402
 from specdec_plugins.decoding.backends.cpu import model as cpu  # noqa: E402
-from specdec_plugins.decoding.noise import Purpose, exponential, mixed  # noqa: E402
+from specdec_plugins.decoding.backends.torch.noise import exponential  # noqa: E402
+from specdec_plugins.decoding.backends.torch.sampling import Table, warp  # noqa: E402
+from specdec_plugins.decoding.noise import Purpose, mixed  # noqa: E402
 from specdec_plugins.decoding.prefix import Prefix  # noqa: E402
 from specdec_plugins.decoding.requests import Source  # noqa: E402
-from specdec_plugins.decoding.sampling import Table, warp  # noqa: E402
 from specdec_plugins.decoding.values import Draft, Draws  # noqa: E402
 from specdec_plugins.measure.machine import machine  # noqa: E402
 from specdec_plugins.text.lines import read_lines  # noqa: E402

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from specdec_plugins.decoding.networks.drafter_code import Loss, options_of
+from specdec_plugins.decoding.drafters import options_of
+from specdec_plugins.decoding.networks.drafter_code import Loss
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.values import Draft
 

@@ -4,7 +4,8 @@ import math
 
 import torch
 
-from specdec_plugins.decoding.noise import Purpose, token_bits
+from specdec_plugins.decoding.backends.torch.noise import token_bits
+from specdec_plugins.decoding.noise import Purpose
 from specdec_plugins.models.block import BlockDrafterModel
 
 PAD, EOS, MASK = 1, 2, 3

@@ -25,7 +25,7 @@ from support import (
 )
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
-from specdec_plugins.decoding.constraints import restrict
+from specdec_plugins.decoding.backends.torch.constraints import restrict
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.loop import speculative_decode

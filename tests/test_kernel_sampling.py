@@ -19,22 +19,23 @@ from test_native_loop import both, controllers, requests_of, roles_of, run, with
 from test_sampling import improbability
 
 from specdec_plugins.decoding import compiled, noise
-from specdec_plugins.decoding.acceptance import rejection
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.cpu.passes import CpuPass
 from specdec_plugins.decoding.backends.cpu.rules import NativeSampling
+from specdec_plugins.decoding.backends.torch import rejection
+from specdec_plugins.decoding.backends.torch.constraints import repeat_table, repeated, restrict
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchModel
-from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats, repeat_table, repeated, restrict
+from specdec_plugins.decoding.backends.torch.sampling import Table, draw, warp
+from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.noise import Purpose
 from specdec_plugins.decoding.options import Sampling, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Request
 from specdec_plugins.decoding.roles import NoDrafter
-from specdec_plugins.decoding.sampling import Table, draw, warp
 from specdec_plugins.decoding.values import Distribution, Draft, Draws, Plan, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
 

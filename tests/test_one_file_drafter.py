@@ -9,7 +9,7 @@ from conftest import ROOT, run_fairseq
 
 from specdec_plugins.commands import pack
 from specdec_plugins.decoding import drafters
-from specdec_plugins.decoding.networks.drafter_code import options_of
+from specdec_plugins.decoding.drafters import options_of
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.translator import Translator

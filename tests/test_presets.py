@@ -9,7 +9,7 @@ from conftest import ROOT
 
 from specdec_plugins.commands.prepare import parser
 from specdec_plugins.decoding import drafters
-from specdec_plugins.decoding.networks.drafter_code import options_of
+from specdec_plugins.decoding.drafters import options_of
 from specdec_plugins.training import presets
 from specdec_plugins.training.presets.__main__ import main
 

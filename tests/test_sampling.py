@@ -14,13 +14,14 @@ from reference import chances, sampled_all, warped
 from support import DRAFTERS, EOS, WORDS, Knowing, load, make_pair, make_tilt, run, sentences, tilted_verifier
 
 from specdec_plugins.decoding import sampling as sampling_module
-from specdec_plugins.decoding.acceptance import coupled, rejection
+from specdec_plugins.decoding.backends.torch import coupled, rejection
+from specdec_plugins.decoding.backends.torch.noise import philox, token_bits, uniform
+from specdec_plugins.decoding.backends.torch.sampling import Table, draw, warp
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
-from specdec_plugins.decoding.noise import Purpose, mixed, philox, token_bits, uniform
+from specdec_plugins.decoding.noise import Purpose, mixed
 from specdec_plugins.decoding.options import Sampling
 from specdec_plugins.decoding.requests import Request
 from specdec_plugins.decoding.roles import Drafter, NoDrafter
-from specdec_plugins.decoding.sampling import Table, draw, warp
 from specdec_plugins.decoding.values import Distribution, Draft, Draws
 
 CPU = torch.device("cpu")

@@ -19,7 +19,8 @@ from test_training import run_train_sh
 from test_trees import KERNELS
 
 from specdec_plugins.commands import pack, score, translate
-from specdec_plugins.decoding.constraints import Repeats, repeat_table, repeated
+from specdec_plugins.decoding.backends.torch.constraints import repeat_table, repeated
+from specdec_plugins.decoding.constraints import Repeats
 from specdec_plugins.extras import install_command
 from specdec_plugins.formats import checkpoint
 from specdec_plugins.model.spec import Embedding

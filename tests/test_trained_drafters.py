@@ -22,9 +22,9 @@ from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends.cpu import drafts
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.control.fixed import FixedLength
-from specdec_plugins.decoding.drafters import draft_in_turn
+from specdec_plugins.decoding.drafters import draft_in_turn, options_of
 from specdec_plugins.decoding.loop import Session, speculative_decode
-from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, blocks, options_of, without
+from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, blocks, network_of, without
 from specdec_plugins.decoding.options import Sampling, Tolerance, Tree
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Request, Source
@@ -75,7 +75,7 @@ def make_network(name, model, seed=0, shake=0.1, dtype=torch.float64):
     code = drafters.find(name)
     torch.manual_seed(seed)
     verifier = FrozenVerifier(model, dtype=dtype)
-    network = code.Network(code.Options(**OPTIONS[name]), verifier).to(dtype)
+    network = network_of(code)(code.Options(**OPTIONS[name]), verifier).to(dtype)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(shake * torch.randn_like(parameter))
@@ -492,13 +492,13 @@ def test_no_more_layers_than_the_verifier_has(name):
     code, model = drafters.find(name), make_model()
     options = options_of(code.Options, ["layers=9"])
     with pytest.raises(ValueError, match="--drafter-options layers=9: the verifier has 2 to start from"):
-        code.Network(options, FrozenVerifier(model))
+        network_of(code)(options, FrozenVerifier(model))
 
 
 def test_layers_begin_as_the_verifiers_evenly_spread():
     verifier, args = make_verifier(words=WORDS, decoder_layers=5, **WIDE)
     frozen = FrozenVerifier(fairseq.read({"model": verifier.state_dict(), "args": args, "cfg": None}, "verifier"))
-    network = drafters.find("small").Network(options_of(drafters.find("small").Options, ["layers=2"]), frozen).state_dict()
+    network = network_of(drafters.find("small"))(options_of(drafters.find("small").Options, ["layers=2"]), frozen).state_dict()
     for layer, source in ((0, 1), (1, 4)):
         assert network[f"decoder.layers.{layer}.fc1.weight"].equal(frozen.tensors[f"decoder.layers.{source}.fc1.weight"])
 

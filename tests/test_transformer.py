@@ -12,10 +12,10 @@ from conftest import make_batch, make_dictionary, make_drafter, make_verifier, m
 from reference import drafted
 from support import EOS, SHAPES, SYMBOLS, WORDS, commit, decode, engine_model, load, sentences, shaken, standing
 
-from specdec_plugins.decoding.backends.cache import KVCache
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.backends.sources import Sources
 from specdec_plugins.decoding.backends.torch import transformer
+from specdec_plugins.decoding.backends.torch.cache import KVCache
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import Placement, load_pair
 from specdec_plugins.decoding.backends.torch.state import DenseState

@@ -14,9 +14,9 @@ from support import EOS, SYMBOLS, Knowing
 from test_sampling import WARPS, improbability, tiny
 from test_trees import KERNELS, decode, random_tree
 
-from specdec_plugins.decoding.acceptance import tree as rules
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.cpu.passes import CpuPass
+from specdec_plugins.decoding.backends.torch import trees as rules
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.passes import TorchPass
 from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats

@@ -8,8 +8,7 @@ B rows, S source positions, T tokens of an output.
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.backends.reading import Reading
@@ -28,10 +27,9 @@ class Aligner:
         self.model, self.heads, self.symbols = model, heads, symbols
         self.want = Want(attention=True, heads=heads, logits=False)
 
-    @torch.inference_mode()
-    def __call__(self, sources: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> list[Tensor]:
+    def __call__(self, sources: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> list[np.ndarray]:
         """(T, S) for each output: how much each of its tokens, without eos, attends to each source token. Sources have eos."""
-        weights = [torch.zeros(0, len(source)) for source in sources]
+        weights = [np.zeros((0, len(source)), np.float32) for source in sources]
         order = sorted((n for n, output in enumerate(outputs) if output), key=lambda n: (len(sources[n]), len(outputs[n])))
         while order:
             longest, widest = len(sources[order[-1]]), max(len(outputs[n]) for n in order[-ROWS:])
@@ -41,16 +39,16 @@ class Aligner:
                 weights[n] = found
         return weights
 
-    def _pass(self, sources: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> list[Tensor]:
+    def _pass(self, sources: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> list[np.ndarray]:
         model, first = self.model, int(self.heads.reading)
         state = model.start(len(sources))
         state.admit(Source(sources, self.symbols, model.device))
         tokens = [[self.symbols.start, *output][: len(output) + first] for output in outputs]
         zeros = [0] * len(tokens)
         done = model.read(state, Reading(tokens, zeros, [first] * len(tokens) if first else None, want=self.want))
-        attention = done.attention().float().cpu()
+        attention = model.host(done.attention())
         found = [
-            attention[row, : len(output), : len(source)].clone() for row, (source, output) in enumerate(zip(sources, outputs))
+            attention[row, : len(output), : len(source)].copy() for row, (source, output) in enumerate(zip(sources, outputs))
         ]
         state.select([])
         return found

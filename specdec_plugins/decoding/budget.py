@@ -11,15 +11,14 @@ Drafter `window` reads the verifier's cache this way.
 B rows, S source positions, N chosen positions.
 """
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from specdec_plugins.decoding.backends import Pass
 from specdec_plugins.decoding.backends.reading import Visible
 from specdec_plugins.decoding.options import Budget
-from specdec_plugins.decoding.tensors import send
-from specdec_plugins.decoding.values import Verdict
+from specdec_plugins.decoding.values import Array, Verdict
 
 # Neighbours pooled on either side: the next tokens attend to what is beside a position (as in SnapKV, Li et al. 2024, arXiv
 # 2404.14469). With 1 the shipped pairs accept 2 to 19 % more of drafts of 4 tokens than with 0, on sources of 120 and 200 tokens
@@ -31,60 +30,61 @@ PAGE = 16  # most positions chosen together: the kernels' vector width. A page i
 class Chosen:
     """Each row's source length and chosen positions, as in `Visible`."""
 
-    def __init__(self, budget: Budget, device: torch.device):
-        self.budget = budget
-        self.lengths = torch.zeros(0, dtype=torch.int64, device=device)  # (B,)
-        self.positions = self.lengths.view(0, budget.positions)  # (B, N)
+    def __init__(self, budget: Budget, host: Callable[[Array], np.ndarray]):
+        """``host`` is `LoadedModel.host`."""
+        self.budget, self.host = budget, host
+        self.lengths = np.zeros(0, np.int64)  # (B,)
+        self.positions = np.zeros((0, budget.positions), np.int64)  # (B, N)
 
-    def admit(self, lengths: Tensor) -> None:
+    def admit(self, lengths: Sequence[int]) -> None:
         """Append rows. They start with the first positions, as their attention is unknown."""
-        self.lengths = torch.cat([self.lengths, lengths])
-        self.positions = torch.cat([self.positions, around(torch.zeros_like(lengths), lengths, self.budget)])
+        added = np.array(lengths, np.int64)
+        self.lengths = np.concatenate([self.lengths, added])
+        self.positions = np.concatenate([self.positions, around(np.zeros_like(added), added, self.budget)])
 
     def select(self, order: list[int]) -> None:
-        rows = send(order, self.lengths.device)
-        self.lengths, self.positions = self.lengths[rows], self.positions[rows]
+        self.lengths, self.positions = self.lengths[order], self.positions[order]
 
     @property
     def visible(self) -> Visible:
         """What a pass attends to."""
         return Visible(self.budget.sinks, self.budget.positions - self.budget.sinks, self.positions)
 
-    @torch.inference_mode()
     def observe(self, scores: Pass, verdict: Verdict) -> None:
         """Choose again, after a verification."""
-        rows, device = len(self.lengths), self.lengths.device
-        last = send([verdict.results(row)[-1] for row in range(rows)], device)
-        attention = scores.attention()[torch.arange(rows, device=device), last]  # (B, S)
-        beyond = torch.arange(attention.size(1), device=device) >= self.lengths[:, None]
-        attention = attention.masked_fill(beyond, 0)  # undefined there
+        rows = [*range(len(self.lengths))]
+        last = [verdict.results(row)[-1] for row in rows]
+        attention = self.host(scores.attention()[rows, last])  # (B, S)
+        beyond = np.arange(attention.shape[1]) >= self.lengths[:, None]
+        attention = np.where(beyond, 0, attention)  # undefined there
         if self.budget.choice == "recent":
             self.positions = around(attention.argmax(1), self.lengths, self.budget)
             return
-        attention = F.max_pool1d(attention[:, None], 2 * NEIGHBOURS + 1, 1, NEIGHBOURS)[:, 0].masked_fill(beyond, 0)
-        self.positions = likeliest(attention, self.lengths, self.budget.positions)
+        edges = np.pad(attention, ((0, 0), (NEIGHBOURS, NEIGHBOURS)))  # attention is not negative
+        near = [edges[:, shift : shift + attention.shape[1]] for shift in range(2 * NEIGHBOURS + 1)]
+        self.positions = likeliest(np.where(beyond, 0, np.max(near, 0)), self.lengths, self.budget.positions)
 
 
-def likeliest(attention: Tensor, lengths: Tensor, budget: int) -> Tensor:
+def likeliest(attention: np.ndarray, lengths: np.ndarray, budget: int) -> np.ndarray:
     """(B, N) positions of the pages with the most ``attention`` (B, S), ascending; numbers from ``lengths`` (B,) on are padding.
     Ties go to the first page, so a row's choice does not depend on the lengths of other rows."""
-    size, device = attention.size(1), attention.device
+    size = attention.shape[1]
     page = next(page for page in (PAGE, 8, 4, 2, 1) if 4 * page <= max(4, budget))
-    pages = F.pad(attention, (0, -size % page)).unflatten(1, (-1, page)).sum(2)  # (B, pages)
-    beyond = torch.arange(0, size, page, device=device) >= lengths[:, None]
-    order = pages.masked_fill(beyond, -1).sort(dim=1, descending=True, stable=True).indices
-    best = order[:, : budget // page].sort().values
-    positions = (best[:, :, None] * page + torch.arange(page, device=device)).flatten(1)
-    positions = F.pad(positions, (0, budget - positions.size(1)), value=size).clamp(max=size)
-    return torch.where((lengths <= budget)[:, None], torch.arange(budget, device=device), positions)
+    pages = np.pad(attention, ((0, 0), (0, -size % page))).reshape(len(attention), -1, page).sum(2)  # (B, pages)
+    beyond = np.arange(0, size, page) >= lengths[:, None]
+    order = np.argsort(np.where(beyond, 1, -pages), 1, kind="stable")
+    best = np.sort(order[:, : budget // page], 1)
+    positions = (best[:, :, None] * page + np.arange(page)).reshape(len(best), -1)
+    positions = np.pad(positions, ((0, 0), (0, budget - positions.shape[1])), constant_values=size).clip(max=size)
+    return np.where((lengths <= budget)[:, None], np.arange(budget), positions)
 
 
-def around(centres: Tensor, lengths: Tensor, budget: Budget) -> Tensor:
+def around(centres: np.ndarray, lengths: np.ndarray, budget: Budget) -> np.ndarray:
     """(B, N) the first positions, and a window around ``centres`` (B,) between them and the source's end."""
     size = budget.positions - budget.sinks
-    begins = torch.minimum(centres - size // 2, lengths - size).clamp(min=budget.sinks)
-    window = begins[:, None] + torch.arange(size, device=lengths.device)
-    return torch.cat([torch.arange(budget.sinks, device=lengths.device).expand(len(lengths), -1), window], 1)
+    begins = np.minimum(centres - size // 2, lengths - size).clip(min=budget.sinks)
+    window = begins[:, None] + np.arange(size)
+    return np.concatenate([np.broadcast_to(np.arange(budget.sinks), (len(lengths), budget.sinks)), window], 1)
 
 
 def bytes_of(budget: Budget) -> int:

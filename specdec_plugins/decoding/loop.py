@@ -5,8 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from threading import get_ident
 
-import torch
-
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.prefix import Prefix, compacted
@@ -37,11 +35,11 @@ class Session:
         rows: int,
         constraints: Constraints | None = None,
         stats: DecodeStats | None = None,
-        device: torch.device | str = "cpu",
+        device: str = "cpu",
         limits: ModelLimits | None = None,
     ):
         """``limits`` bound requests; None: the verifier's."""
-        self.controller, self.admission, self.rows, self.device = controller, admission, rows, torch.device(device)
+        self.controller, self.admission, self.rows, self.device = controller, admission, rows, device
         self.limits = limits or verifier.limits
         self.waiting: deque[Request] = deque()
         self.prefix = Prefix(constraints, device)
@@ -180,7 +178,7 @@ def speculative_decode(
     rows: int,
     stats: DecodeStats,
     constraints: Constraints | None = None,
-    device: torch.device | str = "cpu",
+    device: str = "cpu",
 ) -> Iterator[Hypothesis]:
     """Yield outputs as they finish, with up to ``rows`` rows in flight."""
     rows = min(rows, max(1, sum(request.rows for request in requests)))

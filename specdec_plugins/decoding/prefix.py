@@ -1,20 +1,13 @@
-"""The committed tokens of the rows in flight.
-
-B rows, T target positions.
-"""
+"""The committed tokens of the rows in flight."""
 
 from collections.abc import Sequence
 from copy import copy
 from itertools import accumulate, chain, pairwise
 
-import torch
-from torch import Tensor
-
 from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats
 from specdec_plugins.decoding.requests import Commit, Hypothesis, Request, Step
 from specdec_plugins.decoding.search import begin
 from specdec_plugins.decoding.search.beam import Beams, Search
-from specdec_plugins.decoding.tensors import send
 from specdec_plugins.decoding.values import Draft, Draws, Iterations
 
 HISTORIES = "outputs", "scores", "steps"  # lists that grow with each row
@@ -24,14 +17,13 @@ class Prefix:
     """The rows of the batch. A request's group joins by `admit`; `select` moves, forks and drops rows.
 
     Row b is output ``numbers[b]`` of ``requests[b]``, or live hypothesis ``numbers[b]`` of its beam search, best first, and
-    ``outputs[b]`` its y1 .. yn. For models that read the whole prefix,
-    ``tokens`` (B, T) begins with the start token and is undefined past row b's n = ``lengths[b]`` tokens.
+    ``outputs[b]`` its y1 .. yn.
     """
 
-    def __init__(self, constraints: Constraints | None = None, device: torch.device | str = "cpu"):
+    def __init__(self, constraints: Constraints | None = None, device: str = "cpu"):
         self.constraints = constraints or Constraints()
         self.symbols = self.constraints.symbols
-        self.device = torch.device(device)
+        self.device = device
         self.requests: list[Request] = []
         self.numbers: list[int] = []
         self.outputs: list[list[int]] = []
@@ -43,19 +35,9 @@ class Prefix:
         self.beams: list[Beams | None] = []  # the state of each row's search, from its first step on
         self.reported: list[int] = []  # how many of each row's tokens commits have had
         self.searching = 0  # the number of rows that belong to beam searches
-        self._tensors: tuple[Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.requests)
-
-    @property
-    def tokens(self) -> Tensor:
-        return self._placed()[0]
-
-    @property
-    def lengths(self) -> Tensor:
-        """(B,) int64"""
-        return self._placed()[1]
 
     @property
     def longest(self) -> int:
@@ -94,14 +76,6 @@ class Prefix:
             for request, number, output in zip(self.requests, self.numbers, self.outputs)
         ]
 
-    def _placed(self) -> tuple[Tensor, Tensor]:
-        """The tensors, cached until the next change."""
-        if self._tensors is None:
-            start, pad, longest = self.symbols.start, self.symbols.pad, self.longest
-            rows = [[start, *output, *[pad] * (longest - len(output))] for output in self.outputs]
-            self._tensors = send(rows, self.device), send(list(map(len, self.outputs)), self.device)
-        return self._tensors
-
     def admit(self, requests: Sequence[Request]) -> None:
         """Append the groups of some requests, with nothing committed."""
         for request in requests:
@@ -121,7 +95,6 @@ class Prefix:
     def _changed(self) -> None:
         """Update what depends on which rows there are."""
         self.searching = len(self.requests) - [request.beam for request in self.requests].count(None)
-        self._tensors = None
 
     def select(self, order: list[int]) -> None:
         """Make row ``order[i]`` the new row i. Rows not named leave; a row named twice is forked."""
@@ -148,7 +121,6 @@ class Prefix:
         """A read-only copy with drafted tokens appended."""
         later = copy(self)
         later.outputs = [[*output, *tokens] for output, tokens in zip(self.outputs, drafted)]
-        later._tensors = None
         return later
 
     def clip(self, draft: Draft, lengths: Sequence[int]) -> Draft:
@@ -168,14 +140,12 @@ class Prefix:
             self.outputs[row] += forced
             self.scores[row] += own
             self.prefilled[row] += len(forced)
-        self._tensors = None
 
     def some(self, rows: Sequence[int]) -> "Prefix":
         """A read-only copy with some rows only."""
         some = copy(self)
         for name in ("requests", "numbers", "outputs"):
             setattr(some, name, [getattr(self, name)[row] for row in rows])
-        some._tensors = None
         return some
 
     def commit(self, done: Iterations, rows: int | None = None) -> list[int]:
@@ -197,7 +167,6 @@ class Prefix:
             elif own is None and (not accepted or len(output) >= self.requests[row].limit):  # unverified, up to its limit
                 finished.append(row)
                 self.cut[row] = True
-        self._tensors = None
         return finished
 
     def hypothesis(self, row: int) -> Hypothesis:

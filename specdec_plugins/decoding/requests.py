@@ -1,18 +1,13 @@
 """Requests and their outputs: what callers of a session see. Knows nothing about models.
 
-B rows of the batch, S source positions.
+B sentences, S source positions.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
+from typing import Any, NamedTuple
 
 from specdec_plugins.decoding.options import Beam, Sampling, Tolerance
-from specdec_plugins.decoding.tensors import send
 from specdec_plugins.model.spec import HUGE, Symbols
 
 
@@ -154,27 +149,17 @@ class Commit(NamedTuple):
 
 
 class Source:
-    """Sentences to encode, as lists of tokens and, when asked for, as tensors."""
+    """Sentences to encode on a device, as lists of tokens."""
 
-    def __init__(self, sentences: Sequence[Sequence[int]], symbols: Symbols, device: torch.device | str = "cpu"):
-        self.sentences, self.symbols, self.device = sentences, symbols, torch.device(device)
+    def __init__(self, sentences: Sequence[Sequence[int]], symbols: Symbols, device: str = "cpu"):
+        self.sentences, self.symbols, self.device = sentences, symbols, device
         self.sizes = list(map(len, sentences))
         self.longest = max(self.sizes)  # S
-        self._encoded: dict[int, Tensor] = {}
+        self._made: dict[int, Any] = {}
 
-    @cached_property
-    def tokens(self) -> Tensor:
-        """(B, S) int64, padded on the right."""
-        width = self.longest
-        return send([[*row, *[self.symbols.pad] * (width - len(row))] for row in self.sentences], self.device)
-
-    @cached_property
-    def lengths(self) -> Tensor:
-        """(B,) int64"""
-        return send(self.sizes, self.device)
-
-    def encoded_by(self, encoder) -> Tensor:
-        """(B, S, D) output of an encoder, computed once for all models that share it; undefined past a row's length."""
-        if id(encoder) not in self._encoded:
-            self._encoded[id(encoder)] = encoder(self)
-        return self._encoded[id(encoder)]
+    def made_by(self, maker: Callable[["Source"], Any]) -> Any:
+        """What ``maker`` makes of it, made once: models may share an encoder, whose output (B, S, D) is undefined past a
+        sentence's end."""
+        if id(maker) not in self._made:
+            self._made[id(maker)] = maker(self)
+        return self._made[id(maker)]

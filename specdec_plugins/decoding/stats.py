@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
-
     from .requests import Hypothesis, Step
     from .values import Expected
 
@@ -122,14 +120,12 @@ class DecodeStats:
         self.sentences += 1
         self.cut += hypothesis.cut
 
-    def lap(self, what: str | None, device: "torch.device") -> None:
+    def lap(self, what: str | None, device: str) -> None:
         """Book the time since the last lap under ``what``, or not at all. On a GPU, events keep the host from waiting."""
-        if device.type == "cuda":
-            import torch
+        if device.startswith("cuda"):
+            from specdec_plugins.decoding.backends.torch.tensors import mark
 
-            mark = torch.cuda.Event(enable_timing=True)
-            mark.record(torch.cuda.current_stream(device))
-            self._marks.append((what, mark))
+            self._marks.append((what, mark(device)))
             return self._book()
         now = time.perf_counter()
         if what is not None:

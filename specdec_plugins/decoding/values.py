@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, repeat
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
+from typing import Any, NamedTuple
 
 from specdec_plugins.decoding.options import Sampling, Tree
 from specdec_plugins.decoding.requests import Request, Step
 from specdec_plugins.model.spec import Heads
+
+Array = Any  # of a backend: NumPy's on the CPU kernels, PyTorch's otherwise
 
 
 class Draws(NamedTuple):
@@ -83,24 +82,24 @@ def uniform(rows: int, length: int, times: int = 1, tree: Tree | None = None, le
 class Distribution(NamedTuple):
     """What each drafted token was sampled from: ``probabilities`` (R, K, C) of ``tokens`` (R, K, C) int64; 0 for all others."""
 
-    tokens: Tensor
-    probabilities: Tensor
+    tokens: Array
+    probabilities: Array
 
     def check(self, rows: int, length: int, vocabulary: int) -> None:
         """Raises ValueError if the rejection rule would write out of bounds with it."""
         tokens, probabilities = self
-        whole = tokens.dim() == 3 and tokens.shape == probabilities.shape and tokens.dtype == torch.int64
-        if not whole or len(tokens) < rows or tokens.size(1) < length:
-            shape = tuple(tokens.shape)
+        shape = tuple(tokens.shape)
+        whole = len(shape) == 3 and shape == tuple(probabilities.shape) and str(tokens.dtype).endswith("int64")
+        if not whole or shape[0] < rows or shape[1] < length:
             raise ValueError(f"the drafter's distribution {shape} does not fit {rows:,} drafts of {length:,} tokens")
-        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
+        if 0 not in shape and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
             raise ValueError(f"the drafter's distribution has token ids outside the vocabulary ({vocabulary:,})")
 
 
 class Draft:
     """Each row's drafted tokens, and the ``distribution`` that they were sampled from; None: point masses."""
 
-    guesses: Tensor | None = None  # see `DeviceDraft`
+    guesses: Array | None = None  # see `DeviceDraft`
     confidence: Sequence[float] = ()  # of each row's last token, 0 to 1, from drafters that draft one at a time
     parents: Sequence[Sequence[int]] = ()  # see `TreeDraft`
 
@@ -130,9 +129,9 @@ class DeviceDraft(Draft):
     transfer has brought the guesses: `arrive`.
     """
 
-    guesses: Tensor
+    guesses: Array
 
-    def __init__(self, guesses: Tensor, room: Sequence[int], eos: int | None = None, distribution: Distribution | None = None):
+    def __init__(self, guesses: Array, room: Sequence[int], eos: int | None = None, distribution: Distribution | None = None):
         self.guesses, self.room, self.eos, self.distribution = guesses, room, eos, distribution
         self._tokens: list[list[int]] | None = None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from fairseq.models import BaseFairseqModel, register_model, register_model_architecture
 
-from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss
+from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, network_of
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.formats.spec import Model, fingerprint
@@ -47,7 +47,7 @@ class DrafterShim(BaseFairseqModel):
         self._frozen: FrozenVerifier | None = None
         self.drafted: torch.Tensor | None
         self.register_buffer("drafted", None if drafted is None else torch.tensor(drafted))
-        self.network = code.Network(options, self.verifier_as(torch.zeros(0)))
+        self.network = network_of(code)(options, self.verifier_as(torch.zeros(0)))
         self.register_buffer("block_verifier", torch.tensor(list(bytes.fromhex(fingerprint(model))), dtype=torch.uint8))
 
     def verifier_as(self, like: torch.Tensor) -> FrozenVerifier:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY
-from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier, options_of
+from specdec_plugins.decoding.drafters import options_of
+from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier, network_of
 from specdec_plugins.formats.files import whole
 from specdec_plugins.formats.spec import DrafterModel, Model, fingerprint
 from specdec_plugins.training import presets
@@ -82,7 +83,7 @@ class Training:
         self.verifier = FrozenVerifier(verifier, drafted=torch.tensor(plan.drafted) if plan.drafted else None)
         code, options = trainable(plan.code, plan.options)
         torch.manual_seed(plan.seed)
-        self.network = code.Network(options, self.verifier)
+        self.network = network_of(code)(options, self.verifier)
         parameters = [*self.network.parameters()]
         self.optimiser = Muon(
             [each for each in parameters if is_hidden(each)], [each for each in parameters if not is_hidden(each)], plan.lr,

@@ -5,18 +5,16 @@ After the first refusal comes the verifier's best token. With ``beta`` 1 the out
 
 import math
 
-from specdec_plugins.decoding.acceptance import tree
 from specdec_plugins.decoding.backends import Pass
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.trees import TreeDraft
 from specdec_plugins.decoding.values import Draft, Verdict
 
 
 class TopBetaTau:
     """The rule for requests without a `Tolerance` of their own. Raises ValueError for invalid values.
 
-    Requests with `Sampling` are judged by the rule that they name, in the same pass; trees by ``tree.py``.
+    Requests with `Sampling` are judged by the rule that they name, in the same pass.
     """
 
     def __init__(self, beta: int = 1, tau: float = math.inf):
@@ -24,6 +22,4 @@ class TopBetaTau:
 
     def __call__(self, scores: Pass, draft: Draft, prefix: Prefix) -> Verdict:
         tolerances = [request.tolerance or self.tolerance for request in prefix.requests]
-        if isinstance(draft, TreeDraft):
-            return tree.judge(scores, draft, prefix.bounds(), tolerances, prefix.draws())
         return scores.judge(draft, prefix.bounds(), tolerances, prefix.draws())

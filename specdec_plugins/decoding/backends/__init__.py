@@ -6,10 +6,9 @@ V vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
-from torch import Tensor
-from torch import device as Device
+import numpy as np
 
 from specdec_plugins.decoding.backends.candidates import Candidates
 from specdec_plugins.decoding.backends.reading import Reading
@@ -18,7 +17,7 @@ from specdec_plugins.decoding.options import Beam, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Source
 from specdec_plugins.decoding.search.beam import Ranked
-from specdec_plugins.decoding.values import Draft, Draws, Plan, Verdict
+from specdec_plugins.decoding.values import Array, Draft, Draws, Plan, Verdict
 from specdec_plugins.model.spec import ModelSpec
 
 
@@ -51,21 +50,19 @@ class RowState(Protocol):
 class Pass(Protocol):
     """A pass over some tokens. It runs once, when a result is asked for, and may fuse with `choose` or `judge`."""
 
-    judges_trees: ClassVar[bool]  # whether `judge` takes trees, of rows that are not under the rejection rule
-
-    def logits(self) -> Tensor:
+    def logits(self) -> Array:
         """(R, W, V); undefined past a row's results."""
         ...
 
-    def features(self) -> Tensor:
+    def features(self) -> Array:
         """(R, W, D) hidden states that the logits are computed from, if the reading wants them."""
         ...
 
-    def attention(self) -> Tensor:
+    def attention(self) -> Array:
         """(R, W, S) attention to the source, summed over heads and layers, if the reading wants it; undefined past its end."""
         ...
 
-    def with_logits(self, logits: Tensor) -> "Pass":
+    def with_logits(self, logits: Array) -> "Pass":
         """The same pass with other logits of any rows and width, for instance mixed with another model's."""
         ...
 
@@ -88,10 +85,15 @@ class Pass(Protocol):
     def judge(
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
     ) -> Verdict:
-        """Judge the draft that the pass read after each row's last token.
+        """Judge the draft or trees that the pass read after each row's last token.
 
         The rule is exact or tolerant, and in rows with ``draws`` the one that these name.
         """
+        ...
+
+    def likeliest(self, places: Sequence[tuple[int, int]], count: int) -> list[list[tuple[float, int]]]:
+        """The ``count`` likeliest tokens at each (row, position), the likeliest first, with their log-probabilities (nats) before
+        them, under the unconstrained model."""
         ...
 
     def rank(self, draft: Draft, bounds: Bounds, beams: Sequence[Beam | None]) -> list[list[Ranked]]:
@@ -110,21 +112,26 @@ class Reordered:
     done: Pass
     order: list[int]
 
-    def logits(self) -> Tensor:
+    def logits(self) -> Array:
         return self.done.logits()[self.order]
 
-    def features(self) -> Tensor:
+    def features(self) -> Array:
         return self.done.features()[self.order]
 
-    def attention(self) -> Tensor:
+    def attention(self) -> Array:
         return self.done.attention()[self.order]
+
+    def likeliest(self, places: Sequence[tuple[int, int]], count: int) -> list[list[tuple[float, int]]]:
+        return self.done.likeliest([(self.order[row], place) for row, place in places], count)
 
 
 class LoadedModel(Protocol):
     """A model on a backend."""
 
     spec: ModelSpec
-    device: Device
+    device: str
+    xp: Any  # the module of its arrays: numpy or torch
+    on_device: bool  # whether its passes choose a `DeviceDraft`
     target_vocabulary: int  # its size
 
     @property
@@ -138,7 +145,7 @@ class LoadedModel(Protocol):
         ...
 
     @property
-    def target_embeddings(self) -> Tensor:
+    def target_embeddings(self) -> Array:
         """(V, D) of the target side, for drafters that share them, in the data type of hidden states."""
         ...
 
@@ -151,20 +158,20 @@ class LoadedModel(Protocol):
         """A state without rows, for at most ``rows``."""
         ...
 
-    def encode(self, source: Source) -> Tensor:
+    def encode(self, source: Source) -> Array:
         """(B, S, D) output of the encoder; undefined past a sentence's end."""
         ...
 
-    def linear(self, weight: Tensor, bias: Tensor) -> Callable[[Tensor], Tensor]:
+    def linear(self, weight: Array, bias: Array) -> Callable[[Array], Array]:
         """A linear layer of weight (O, I) and bias (O,) in the model's data type: (N, I) -> (N, O)."""
         ...
 
-    def heads(self, weight: Tensor, bias: Tensor, reads_token: bool) -> Callable[[Tensor, Sequence[int]], Tensor]:
+    def heads(self, weight: Array, bias: Array, reads_token: bool) -> Callable[[Array, Sequence[int]], Array]:
         """`transformer.heads` of weight (K D, D), or (K D, 2 D) if they also read the last token, and bias (K D,): maps hidden
         states (B, D) and B tokens to vectors (B, K, D). Raises ValueError for other shapes."""
         ...
 
-    def beginning(self, query: Tensor, weight: Tensor, bias: Tensor) -> Callable[[Tensor], Tensor]:
+    def beginning(self, query: Array, weight: Array, bias: Array) -> Callable[[Array], Array]:
         """`transformer.beginning` of query (D,), weight (D, D) and bias (D,): maps an encoder's output (S, D) to a hidden state
         (D,). Raises ValueError for other shapes."""
         ...
@@ -175,6 +182,14 @@ class LoadedModel(Protocol):
 
     def read_block(self, state: Any, prefix: Prefix, lengths: Sequence[int]) -> Pass:
         """A pass over row b's prefix and ``lengths[b]`` masks, which all attend to each other; results at the masks."""
+        ...
+
+    def array(self, values: Array) -> Array:
+        """Weights of a model's file as an array of its own, in the data type of hidden states."""
+        ...
+
+    def host(self, array: Array) -> np.ndarray:
+        """The array in the host's memory, in float32; valid as long as the array."""
         ...
 
     def bytes_for(self, source: int, target: int) -> int:

@@ -6,9 +6,7 @@ B rows, R >= B rows computed by a recorded pass, K guesses, N positions or embed
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch import Tensor
-
-from specdec_plugins.decoding.values import LOGITS, Want
+from specdec_plugins.decoding.values import LOGITS, Array, Want
 
 NOT_WANTED = "this pass was not asked for that: name it in `Reading.want`"
 
@@ -22,7 +20,7 @@ class Visible(NamedTuple):
 
     sinks: int
     window: int
-    sources: Tensor
+    sources: Array
 
 
 class Reading(NamedTuple):
@@ -43,8 +41,8 @@ class Reading(NamedTuple):
     tokens: Sequence[Sequence[int]]
     positions: Sequence[int]
     firsts: Sequence[int] | None = None
-    guesses: Tensor | None = None
-    embeddings: Tensor | None = None
+    guesses: Array | None = None
+    embeddings: Array | None = None
     parents: Sequence[Sequence[int]] | None = None
     visible: Visible | None = None
     want: Want = LOGITS

@@ -3,12 +3,12 @@
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
+from typing import Any
 
-from specdec_plugins.decoding.backends.cache import KVCache
 from specdec_plugins.decoding.requests import Source
 
 # Writes the cross-attention entries of a source's sentences, given by index, into slots of a cache.
-Remember = Callable[[Source, Sequence[int], KVCache, Sequence[int]], None]
+Remember = Callable[[Source, Sequence[int], Any, Sequence[int]], None]
 
 
 class Slots:
@@ -50,7 +50,7 @@ class Slots:
 class Sources:
     """Keys and values of each row's source, encoded when first read."""
 
-    def __init__(self, cache: KVCache, remember: Remember):
+    def __init__(self, cache: Any, remember: Remember):
         self.cache, self._remember = cache, remember
         self.slots: list[int] = []  # by row
         self.lengths: list[int] = []  # by row

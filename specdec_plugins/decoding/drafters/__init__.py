@@ -10,10 +10,11 @@ verifier's `Model`, and an optional ``KERNELS`` is their data type on the CPU ke
 B rows, which a recorded pass makes R >= B, C candidates.
 """
 
+import math
 import pkgutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -102,9 +103,9 @@ class CachedDrafter(Drafter, Generic[Row]):
         return self.model.bytes_for(len(request.tokens), request.rows * (request.limit + 1))
 
 
-def draft_in_turn(prefix: Prefix, plan: Plan, choose: Choose) -> Draft:
+def draft_in_turn(prefix: Prefix, plan: Plan, choose: Choose, xp: Any) -> Draft:
     """Draft until each row has its planned tokens or eos, or is less probable than planned. A row that stops early costs nothing
-    more."""
+    more. ``xp``: see `LoadedModel`."""
     rows, least = range(len(prefix)), plan.least_of(prefix.requests)
     sure = [1.0] * len(prefix)
     tokens: list[list[int]] = [[] for _ in rows]
@@ -122,7 +123,7 @@ def draft_in_turn(prefix: Prefix, plan: Plan, choose: Choose) -> Draft:
             more and len(tokens[row]) < length and tokens[row][-1] != prefix.symbols.eos and sure[row] >= least[row]
             for row, more, length in zip(rows, wanted, plan.lengths)
         ]
-    return Draft(tokens, joined(parts))
+    return Draft(tokens, joined(parts, xp))
 
 
 def after_the_last(model: LoadedModel, cache: RowState, visible: Visible | None = None, confident: bool = False) -> Choose:
@@ -134,7 +135,9 @@ def after_the_last(model: LoadedModel, cache: RowState, visible: Visible | None 
         done = model.read(cache, Reading(tokens, list(map(len, ahead.outputs)), visible=visible))
         draft = done.choose(ahead, Plan([int(more) for more in wanted]))
         if confident:
-            draft.confidence = done.logits()[: len(wanted), -1].softmax(-1).amax(-1).tolist()
+            likeliest = done.logits()[: len(wanted), -1:].argmax(-1).tolist()
+            scores = done.scores([best if more else [] for best, more in zip(likeliest, wanted)])
+            draft.confidence = [math.exp(score[0]) if score else 1.0 for score in scores]
         return draft
 
     return choose
@@ -142,12 +145,12 @@ def after_the_last(model: LoadedModel, cache: RowState, visible: Visible | None 
 
 def kept(distribution: Distribution) -> Distribution:
     """A copy that the next recorded pass does not overwrite."""
-    return Distribution(*(part.clone() for part in distribution))
+    return Distribution(*map(deepcopy, distribution))
 
 
-def joined(parts: Sequence[Distribution]) -> Distribution | None:
-    """Those of one token each, (R, 1, C), as one of (R, K, C)."""
-    return Distribution(*(torch.cat(each, 1) for each in zip(*parts))) if parts else None
+def joined(parts: Sequence[Distribution], xp: Any) -> Distribution | None:
+    """Those of one token each, (R, 1, C), as one of (R, K, C). ``xp``: see `LoadedModel`."""
+    return Distribution(*(xp.concatenate(each, 1) for each in zip(*parts))) if parts else None
 
 
 def agreeing(tokens: Sequence[int], others: Sequence[int]) -> int:
@@ -215,7 +218,7 @@ def over_the_verifier(weights: DrafterModel, verifier: Model, spec: ModelSpec) -
     return replace(weights, spec=spec, tensors=inherited | own)
 
 
-def matching(weights: DrafterModel, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+def matching(weights: DrafterModel, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """The drafter's tensors outside its Transformer. Raises ValueError with all that do not have these names and shapes."""
     own = {name: tensor for name, tensor in weights.tensors.items() if not name.startswith("decoder.")}
     faults = [f"no {name}" for name in shapes if name not in own]
@@ -229,3 +232,31 @@ def matching(weights: DrafterModel, shapes: Mapping[str, tuple[int, ...]]) -> di
     if faults:
         raise ValueError(f"the weights of drafter '{weights.code}' have {'; '.join(faults)}")
     return own
+
+
+def options_of(kind: type, given: Mapping[str, Any] | Sequence[str] | None) -> Any:
+    """A drafter's options as its dataclass ``kind``, from values or from strings such as ``width=64``.
+
+    Raises ValueError naming every unknown option, every value of the wrong type, and every number below 1 whose default is not.
+    """
+    known = {each.name: each for each in fields(kind)}
+    pairs = given.items() if isinstance(given, Mapping) else [item.partition("=")[::2] for item in given or ()]
+    values, faults = {}, []
+    for name, value in pairs:
+        if name not in known:
+            faults.append(f"no option '{name}'; available: {', '.join(known) or 'none'}")
+            continue
+        default: Any = known[name].default
+        wanted: Any = type(default)
+        try:
+            if wanted is bool:
+                values[name] = {"true": True, "false": False}[str(value).lower()]
+            else:
+                values[name] = wanted(value)
+        except (KeyError, TypeError, ValueError, OverflowError):  # untrusted values have any type
+            faults.append(f"option {name}: '{value}' is not of type {wanted.__name__}")
+        if wanted is int and default >= 1 > values.get(name, 1):
+            faults.append(f"option {name} is {values[name]}, less than 1")
+    if faults:
+        raise ValueError("; ".join(faults))
+    return kind(**values)

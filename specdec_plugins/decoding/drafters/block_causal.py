@@ -8,23 +8,12 @@ B sentences, A blocks per sentence, K block size, S prefix positions, T = S + A 
 """
 
 from dataclasses import dataclass
-from typing import cast
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from specdec_plugins.decoding.backends import LoadedModel
-from specdec_plugins.decoding.backends.cache import hide
 from specdec_plugins.decoding.backends.reading import Reading
-from specdec_plugins.decoding.backends.torch.layers import through, whole
-from specdec_plugins.decoding.drafters import CachedDrafter, CachedRows, complete, over_the_verifier
+from specdec_plugins.decoding.drafters import CachedDrafter, CachedRows, complete, options_of, over_the_verifier
 from specdec_plugins.decoding.drafters.block import drafted, loaded, within_positions
 from specdec_plugins.decoding.drafters.small import shape
-from specdec_plugins.decoding.networks.decoder import adopt, decoder_of, initial
-from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, block_loss, options_of
-from specdec_plugins.decoding.networks.masking import ManyBlocks, layout, training_blocks
-from specdec_plugins.decoding.networks.successor import Successor
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.recipes import Masked
 from specdec_plugins.decoding.roles import Traits
@@ -38,39 +27,6 @@ class Options:
     layers: int = 2
     successor_width: int = 128  # hidden units of the successor network; the engine's kernels compute multiples of 32
     dropout: float = 0.1  # of the embedded input
-
-
-class Network(nn.Module):
-    """The decoder's layers, which start as the verifier's last ones, and a `Successor`."""
-
-    decoder: nn.Module
-
-    def __init__(self, options: Options, verifier: FrozenVerifier):
-        super().__init__()
-        self.options, self.spec = options, shape(verifier.spec, options.layers)
-        adopt(self, initial(self.spec, verifier))
-        self.decoder.add_module("successor", Successor(verifier.embeddings.size(1), options.successor_width))
-
-    def loss(self, batch: Batch) -> Loss:
-        """Weighted cross-entropy of blocks of the target: a sample in training, else all."""
-        verifier, symbols = batch.verifier, batch.symbols
-        block = training_blocks(batch.target, self.options.length, symbols.pad, symbols.start, self.training)
-        features = self.features(batch, block)[block.masked]  # (N, D)
-        successor = cast(Successor, self.decoder.successor)
-        features = successor.relate(features, block, lambda tokens: verifier.embeddings[tokens], symbols.pad)
-        return block_loss(features, block, verifier)
-
-    def features(self, batch: Batch, block: ManyBlocks) -> Tensor:
-        """(B, A, K, D) final hidden states of the blocks' predictions."""
-        decoder = decoder_of(self, self.spec, batch.verifier)
-        encoded, hidden = batch.verifier.encode(batch.source)
-        tokens, positions, seen = layout(batch.prefix, block, batch.symbols.mask)
-        x = F.dropout(decoder.embedding(tokens, positions), self.options.dropout, self.training)  # (B, T, D)
-        context = whole(positions, hide(~seen, x.dtype)[:, None], decoder.remember(encoded), hidden)
-        x = through(decoder.layers, x, context)
-        x, width = decoder.features(x), batch.prefix.size(1)
-        first = x[torch.arange(len(x), device=x.device)[:, None], block.starts][:, :, None]  # (B, A, 1, D)
-        return torch.cat([first, x[:, width:].unflatten(1, (first.size(1), block.block_size - 1))], 2)
 
 
 class CausalBlockDrafter(CachedDrafter[int]):

@@ -9,14 +9,9 @@ B sentences, A blocks per sentence, K drafted tokens, D width.
 
 from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor
-
 from specdec_plugins.decoding.backends import LoadedModel
-from specdec_plugins.decoding.drafters.hydra import RelatedHeads
-from specdec_plugins.decoding.drafters.medusa import POSITIONS, HeadsDrafter, heads_drafter, layerless, projecting
-from specdec_plugins.decoding.networks.decoder import Unrolled, adopt, decoder_of, embedded, initial
-from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier, options_of
+from specdec_plugins.decoding.drafters import options_of
+from specdec_plugins.decoding.drafters.medusa import HeadsDrafter, heads_drafter, layerless, projecting
 from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.model.spec import ModelSpec
 
@@ -34,25 +29,6 @@ def shape(verifier: ModelSpec, options: Options) -> ModelSpec:
     placed = replace(bare.decoder.embedding, offset=0)
     side = replace(bare.decoder, layers=options.layers, final_norm=norm, max_positions=options.length, embedding=placed)
     return replace(bare, decoder=side, output=verifier.output)
-
-
-class Network(RelatedHeads):
-    """Layers start as the verifier's last ones."""
-
-    def __init__(self, options: Options, verifier: FrozenVerifier):
-        super().__init__(verifier, options.length, 1, options.successor_width)
-        self.spec = shape(verifier.spec, options)
-        adopt(self, initial(self.spec, verifier))
-        width = verifier.embeddings.size(1)
-        adopt(self, iter([(POSITIONS, width**-0.5 * torch.randn(options.length, width))]))
-
-    def read(self, vectors: Tensor, verifier: FrozenVerifier, encoded: Tensor, hidden: Tensor) -> Tensor:
-        sentences, blocks = vectors.shape[:2]
-        decoder = decoder_of(self, self.spec, verifier)
-        numbers = torch.arange(sentences * blocks, device=vectors.device)[:, None].expand(-1, self.length)
-        x = embedded(decoder, numbers, vectors.flatten(0, 2))  # (B A, K, D)
-        sources = (each.repeat_interleave(blocks, 0) for each in (encoded, hidden))
-        return Unrolled(decoder, *sources)(x).unflatten(0, (sentences, blocks))
 
 
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:

@@ -9,28 +9,21 @@ B sentences, T target positions, D width.
 """
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.backends.reading import Reading
-from specdec_plugins.decoding.drafters import CachedDrafter, CachedRows, draft_in_turn, matching, over_the_verifier
+from specdec_plugins.decoding.drafters import CachedDrafter, CachedRows, draft_in_turn, matching, options_of, over_the_verifier
 from specdec_plugins.decoding.drafters.block import within_positions
-from specdec_plugins.decoding.drafters.medusa import states_before
-from specdec_plugins.decoding.networks.decoder import Unrolled, adopt, decoder_of, embedded, initial
-from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, options_of
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Traits
-from specdec_plugins.decoding.values import Draft, Plan, Verdict, Want
+from specdec_plugins.decoding.values import Array, Draft, Plan, Verdict, Want
 from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.model.spec import ModelSpec
 
 FEATURES = Want(features=True)
-DECAY = 0.85  # weight of a step's loss relative to the previous step's: later ones are used less often
 
 
 @dataclass
@@ -46,61 +39,21 @@ def shape(verifier: ModelSpec, layers: int) -> ModelSpec:
     return replace(verifier, decoder=side, zero_start=False)
 
 
-class Network(nn.Module):
-    """Layers start as the verifier's last ones, and ``join`` as the embedding alone."""
-
-    def __init__(self, options: Options, verifier: FrozenVerifier):
-        super().__init__()
-        self.options, self.spec = options, shape(verifier.spec, options.layers)
-        adopt(self, initial(self.spec, verifier))
-        width = self.spec.decoder.width
-        self.join = nn.Linear(2 * width, width)
-        self.unknown = nn.Parameter(torch.zeros(width))
-        with torch.no_grad():
-            self.join.weight.copy_(torch.cat([torch.eye(width), torch.zeros(width, width)], 1))
-            self.join.bias.zero_()
-
-    def loss(self, batch: Batch) -> Loss:
-        """Weighted cross-entropy of every target token, from the verifier's hidden states, then step by step from its own."""
-        verifier, present = batch.verifier, batch.target != batch.symbols.pad
-        decoder = decoder_of(self, self.spec, verifier)
-        tokens, (encoded, hidden) = verifier.embed(batch.prefix), verifier.encode(batch.source)
-        told = verifier.states(batch.prefix, encoded, hidden)
-        states = states_before(self.unknown.expand(len(told), -1), told)
-        if self.training:
-            untold = torch.rand(present.shape, device=present.device) < self.options.untold
-            states = torch.where(untold[..., None], self.unknown, states)
-        run = Unrolled(decoder, encoded, hidden)
-        place = torch.arange(present.size(1), device=present.device)
-        numbers = torch.arange(present.numel(), device=present.device).view_as(present)
-        total, weight, right = told.new_zeros(()), told.new_zeros(()), []
-        for step in range(self.options.steps):
-            joined = self.join(torch.cat([tokens, states], -1))
-            outputs = run(embedded(decoder, numbers, joined.flatten(0, 1)))
-            states = states_before(self.unknown.expand(len(told), -1), outputs)
-            there = present & (place >= step)
-            loss, hits = verifier.cross_entropy(outputs[there], batch.target[there])
-            total, weight = total + DECAY**step * loss.sum(), weight + DECAY**step * len(hits)
-            # Step k at a position is the k-th token of a draft that begins k positions earlier.
-            right.append(F.pad(torch.zeros_like(there).masked_scatter(there, hits), (0, step))[:, step:])
-        return Loss(total, weight, torch.stack(right, -1)[present])
-
-
 @dataclass
 class EagleRow:
     """The cache holds ``read`` inputs with the verifier's hidden states; ``states`` (N, D) belong to the next ones."""
 
-    states: Tensor
+    states: Array
     read: int = 0
 
 
 class EagleDrafter(CachedDrafter[EagleRow]):
     traits = Traits(needs_verifier=True, wants=FEATURES)
 
-    def __init__(self, model: LoadedModel, verifier: LoadedModel, join: Callable[[Tensor], Tensor], unknown: Tensor):
+    def __init__(self, model: LoadedModel, verifier: LoadedModel, join: Callable[[Array], Array], unknown: Array):
         super().__init__(model)
-        self.verifier, self.join = verifier, join
-        self.unknown = unknown.to(verifier.target_embeddings)
+        self.verifier, self.join, self.xp = verifier, join, model.xp
+        self.unknown = verifier.array(unknown)
 
     def fresh(self) -> EagleRow:
         return EagleRow(self.unknown[None])
@@ -109,14 +62,13 @@ class EagleDrafter(CachedDrafter[EagleRow]):
     def held(row: EagleRow) -> int:
         return row.read  # without its own outputs
 
-    @torch.inference_mode()
     def propose(self, state: CachedRows[EagleRow], prefix: Prefix, plan: Plan) -> Draft:
         inputs = [self._due(row, [prefix.symbols.start, *output]) for row, output in zip(state.rows, prefix.outputs)]
         places = [row.read for row in state.rows]
 
         def choose(ahead: Prefix, wanted: Sequence[bool]) -> Draft:
             tokens = [due[0] if more else [] for due, more in zip(inputs, wanted)]
-            states = torch.cat([due[1] for due, more in zip(inputs, wanted) if more])  # (N, D)
+            states = self.xp.concatenate([due[1] for due, more in zip(inputs, wanted) if more])  # (N, D)
             joined = self._embed([token for row in tokens for token in row], states)
             numbers = iter(range(len(joined)))
             rows = [[next(numbers) for _ in row] for row in tokens]
@@ -127,31 +79,31 @@ class EagleDrafter(CachedDrafter[EagleRow]):
             for row, more in enumerate(wanted):
                 if more:
                     places[row] += len(tokens[row])
-                    inputs[row] = [one.tokens[row][0]], outputs[row, :1].clone()
+                    inputs[row] = [one.tokens[row][0]], deepcopy(outputs[row, :1])
             return one
 
         for row, length in zip(state.rows, plan.lengths):
             if length:
                 row.read, row.states = row.read + len(row.states), row.states[:0]
-        return within_positions(draft_in_turn(prefix, plan, choose), prefix, self.model)
+        return within_positions(draft_in_turn(prefix, plan, choose, self.xp), prefix, self.model)
 
-    def _due(self, row: EagleRow, text: Sequence[int]) -> tuple[list[int], Tensor]:
+    def _due(self, row: EagleRow, text: Sequence[int]) -> tuple[list[int], Array]:
         """A row's unread tokens and the hidden states that predicted them; ``row`` keeps the latter."""
         missing = len(text) - row.read - len(row.states)
         if missing:
-            row.states = torch.cat([row.states, self.unknown.expand(missing, -1)])
+            row.states = self.xp.concatenate([row.states, *[self.unknown[None]] * missing])
         return list(text[row.read :]), row.states
 
-    def _embed(self, tokens: Sequence[int], states: Tensor) -> Tensor:
+    def _embed(self, tokens: Sequence[int], states: Array) -> Array:
         """(N, D) inputs without positions."""
         table, scale = self.verifier.target_embeddings, self.verifier.spec.decoder.embedding.scale
-        return self.join(torch.cat([table[torch.tensor(tokens, device=table.device)] * scale, states], 1))
+        return self.join(self.xp.concatenate([table[[*tokens]] * scale, states], 1))
 
     def observe(self, state: CachedRows[EagleRow], scores: Any, draft: Draft, verdict: Verdict) -> None:
         features = scores.features()
         for row, kept in enumerate(state.rows):
             told = features[row, list(verdict.results(row))]
-            state.rows[row] = replace(kept, states=torch.cat([kept.states, told]))
+            state.rows[row] = replace(kept, states=self.xp.concatenate([kept.states, told]))
 
 
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:

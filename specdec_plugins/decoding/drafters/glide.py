@@ -9,25 +9,15 @@ B sentences, A blocks per sentence, K block size, T prefix positions, D width.
 
 from dataclasses import dataclass, replace
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-
 from specdec_plugins.decoding.backends import LoadedModel, RowState
-from specdec_plugins.decoding.backends.cache import hide
 from specdec_plugins.decoding.backends.reading import Reading
-from specdec_plugins.decoding.backends.torch.layers import through, whole
-from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import spread
-from specdec_plugins.decoding.drafters import after_the_last, draft_in_turn, joined, kept, over_the_verifier
+from specdec_plugins.decoding.drafters import after_the_last, draft_in_turn, joined, kept, options_of, over_the_verifier
 from specdec_plugins.decoding.drafters.block import loaded, within_positions
-from specdec_plugins.decoding.networks.decoder import adopt, decoder_of, initial
-from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, block_loss, options_of
-from specdec_plugins.decoding.networks.masking import ManyBlocks, training_blocks
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.recipes import InTurn
 from specdec_plugins.decoding.roles import Drafter, Traits
-from specdec_plugins.decoding.values import DeviceDraft, Distribution, Draft, Plan
+from specdec_plugins.decoding.values import Array, DeviceDraft, Distribution, Draft, Plan
 from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.model.spec import ModelSpec
 
@@ -56,47 +46,6 @@ def shape(verifier: ModelSpec, layers: int) -> ModelSpec:
     return replace(verifier, decoder=replace(decoder, layers=layers, feed_forward=feed))
 
 
-class Network(nn.Module):
-    """The decoder's layers, which start as those of the verifier whose caches they read."""
-
-    def __init__(self, options: Options, verifier: FrozenVerifier):
-        super().__init__()
-        self.options, self.spec = options, shape(verifier.spec, options.layers)
-        adopt(self, (each for each in initial(self.spec, verifier) if not hosted(each[0])))
-
-    def loss(self, batch: Batch) -> Loss:
-        """Cross-entropy of blocks of the target, each token after those before it: a sample of blocks in training, else all."""
-        symbols = batch.symbols
-        block = training_blocks(batch.target, self.options.length, symbols.pad, symbols.start, self.training)
-        return block_loss(self.features(batch, block)[block.masked], block, batch.verifier, confident=self.training)
-
-    def features(self, batch: Batch, block: ManyBlocks) -> Tensor:
-        """(B, A, K, D) final hidden states of the blocks' predictions."""
-        verifier = batch.verifier
-        decoder = decoder_of(self, self.spec, verifier, verifier.spec.decoder.layers)
-        encoded, hidden = verifier.encode(batch.source)
-        caches = verifier.caches(batch.prefix, encoded, hidden)
-        tokens, positions, seen = layout(batch.prefix, block, batch.symbols.pad)
-        x = F.dropout(decoder.embedding(tokens, positions), self.options.dropout, self.training)  # (B, A K, D)
-        own, sources = zip(*caches)
-        before = torch.arange(batch.prefix.size(1), device=x.device)[None]
-        context = whole(positions, hide(~seen, x.dtype)[:, None], sources, hidden, own, before)
-        x = through(decoder.layers, x, context)
-        return decoder.features(x).unflatten(1, block.masked.shape[1:])
-
-
-def layout(prefix: Tensor, block: ManyBlocks, pad: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens and positions (B, A K) that the blocks are predicted from, and what each attends to, (B, A K, T + A K) bool: what
-    the verifier has read of the prefix (B, T) before a block's first input, and earlier inputs of the block."""
-    size, starts = block.block_size, block.starts
-    positions = (starts[..., None] + block.offsets).flatten(1)
-    tokens = F.pad(prefix, (0, size), value=pad).gather(1, positions)
-    read = torch.arange(prefix.size(1), device=prefix.device) < starts.repeat_interleave(size, 1)[..., None]
-    number = torch.arange(starts.size(1) * size, device=prefix.device)
-    earlier = (number[:, None] >= number) & (number[:, None] // size == number // size)
-    return tokens, positions, torch.cat([read, earlier.expand(len(prefix), -1, -1)], 2)
-
-
 @dataclass
 class GlideState:
     """``cache`` belongs to the verifier, which moves its rows."""
@@ -109,7 +58,7 @@ class GlideState:
 
 class GlideDrafter(Drafter):
     def __init__(self, model: LoadedModel):
-        self.model, self.on_device = model, isinstance(model, TorchModel)
+        self.model, self.on_device = model, model.on_device
         self.traits = Traits(needs_verifier=True, confident=not self.on_device)
 
     def start(self, rows: int, shared: RowState) -> GlideState:
@@ -122,17 +71,17 @@ class GlideDrafter(Drafter):
         if self.on_device:
             draft = self._on_device(state, prefix, plan)
         else:
-            draft = draft_in_turn(prefix, plan, after_the_last(self.model, state.cache, confident=plan.least > 0))
+            draft = draft_in_turn(prefix, plan, after_the_last(self.model, state.cache, confident=plan.least > 0), self.model.xp)
         return within_positions(draft, prefix, self.model)
 
     def _on_device(self, state: GlideState, prefix: Prefix, plan: Plan) -> Draft:
         """All rows draft the longest length, so that no token has to reach the host. A pass reads the tokens before it again: on
         a GPU it takes the time of launching it, and guesses follow a token of the host."""
         places, one = list(map(len, prefix.outputs)), Plan([1] * len(prefix))
-        guesses: list[Tensor] = []  # (R, 1) each
+        guesses: list[Array] = []  # (R, 1) each
         parts: list[Distribution] = []
         for drafted in range(max(plan.lengths)):
-            before = torch.cat(guesses, 1) if guesses else None
+            before = self.model.xp.concatenate(guesses, 1) if guesses else None
             done = self.model.read(state.cache, Reading([[token] for token in prefix.last], places, guesses=before))
             ahead = prefix.ahead([[prefix.symbols.mask] * drafted] * len(prefix))
             chosen = done.with_logits(done.logits()[:, -1:]).choose(ahead, one)
@@ -140,7 +89,7 @@ class GlideDrafter(Drafter):
             guesses.append(chosen.guesses.clone())  # the next recorded pass overwrites it
             if chosen.distribution is not None:
                 parts.append(kept(chosen.distribution))
-        return DeviceDraft(torch.cat(guesses, 1), plan.lengths, prefix.symbols.eos, joined(parts))
+        return DeviceDraft(self.model.xp.concatenate(guesses, 1), plan.lengths, prefix.symbols.eos, joined(parts, self.model.xp))
 
 
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:

@@ -5,15 +5,10 @@ one, among the likeliest candidates. All logits still come from one product.
 """
 
 from dataclasses import dataclass
-from typing import cast
-
-from torch import Tensor, nn
 
 from specdec_plugins.decoding.backends import LoadedModel
-from specdec_plugins.decoding.drafters.medusa import HeadsDrafter, HeadsNetwork, heads_drafter, layerless, projecting
-from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier, options_of
-from specdec_plugins.decoding.networks.masking import ManyBlocks
-from specdec_plugins.decoding.networks.successor import Successor
+from specdec_plugins.decoding.drafters import options_of
+from specdec_plugins.decoding.drafters.medusa import HeadsDrafter, heads_drafter, layerless, projecting
 from specdec_plugins.formats.spec import DrafterModel, Model
 
 
@@ -21,26 +16,6 @@ from specdec_plugins.formats.spec import DrafterModel, Model
 class Options:
     heads: int = 5
     successor_width: int = 128  # hidden units of the successor network; the engine's kernels compute multiples of 32
-
-
-class RelatedHeads(HeadsNetwork):
-    """Heads with a `Successor`."""
-
-    reads_token = True
-
-    def __init__(self, verifier: FrozenVerifier, length: int, vectors: int, successor_width: int):
-        super().__init__(verifier, length, vectors)
-        successor = Successor(verifier.embeddings.size(1), successor_width)
-        self.decoder = nn.ModuleDict({"successor": successor})  # the engine's name of its tensors is decoder.successor
-
-    def relate(self, predicted: Tensor, block: ManyBlocks, verifier: FrozenVerifier) -> Tensor:
-        successor, pad = cast(Successor, self.decoder["successor"]), verifier.spec.symbols.pad
-        return successor.relate(predicted, block, lambda tokens: verifier.embeddings[tokens], pad)
-
-
-class Network(RelatedHeads):
-    def __init__(self, options: Options, verifier: FrozenVerifier):
-        super().__init__(verifier, options.heads, options.heads, options.successor_width)
 
 
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:

@@ -17,7 +17,6 @@ from specdec_plugins.decoding.drafters.recycling import choices
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Source
 from specdec_plugins.decoding.roles import Drafter, Traits
-from specdec_plugins.decoding.tensors import send
 from specdec_plugins.decoding.trees import TreeDraft
 from specdec_plugins.decoding.values import Draft, Plan, Verdict
 
@@ -163,7 +162,7 @@ class Lookahead(Drafter):
         if not places:
             return
         logits = scores.logits()
-        rows, nodes = (send(each, logits.device) for each in zip(*places))
+        rows, nodes = map(list, zip(*places))
         chosen = iter(logits[rows, nodes].argmax(-1).tolist())
         for row, of_row in zip(state.rows, ends):
             row.move([None if node is None else next(chosen) for node in of_row], self.pool)

@@ -7,22 +7,22 @@ Speculative decoding as first published (Leviathan et al. 2023, arXiv 2211.17192
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-import torch.nn.functional as F
-from torch import nn
-
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.backends.reading import Reading
-from specdec_plugins.decoding.drafters import CachedDrafter, CachedRows, agreeing, draft_in_turn, matching, over_the_verifier
+from specdec_plugins.decoding.drafters import (
+    CachedDrafter,
+    CachedRows,
+    agreeing,
+    draft_in_turn,
+    matching,
+    options_of,
+    over_the_verifier,
+)
 from specdec_plugins.decoding.drafters.block import within_positions
-from specdec_plugins.decoding.networks.decoder import Unrolled, adopt, decoder_of, embedded, initial
-from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, blocks, options_of
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Draft, Plan
 from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.model.spec import ModelSpec
-
-BLOCK = 8  # block length for the logged accept_len
 
 
 @dataclass
@@ -34,25 +34,6 @@ class Options:
 def shape(verifier: ModelSpec, layers: int) -> ModelSpec:
     """The verifier's, with fewer decoder layers."""
     return replace(verifier, decoder=replace(verifier.decoder, layers=layers))
-
-
-class Network(nn.Module):
-    """The decoder's layers, which start as the verifier's last ones."""
-
-    def __init__(self, options: Options, verifier: FrozenVerifier):
-        super().__init__()
-        self.options, self.spec = options, shape(verifier.spec, options.layers)
-        adopt(self, initial(self.spec, verifier))
-
-    def loss(self, batch: Batch) -> Loss:
-        """Cross-entropy of every target token, with teacher forcing."""
-        verifier, present = batch.verifier, batch.target != batch.symbols.pad
-        decoder = decoder_of(self, self.spec, verifier)
-        x = F.dropout(embedded(decoder, batch.prefix), self.options.dropout, self.training)
-        done = Unrolled(decoder, *verifier.encode(batch.source))(x)[present]
-        losses, hits = verifier.cross_entropy(done, batch.target[present])
-        right = torch.zeros_like(present).masked_scatter(present, hits)
-        return Loss(losses.sum(), len(hits), blocks(right, present, BLOCK))
 
 
 class SmallDrafter(CachedDrafter[list[int]]):
@@ -81,7 +62,7 @@ class SmallDrafter(CachedDrafter[list[int]]):
             one = Plan([int(more) for more in wanted])
             return self.model.read(state.cache, Reading(tokens, places, firsts)).choose(ahead, one)
 
-        return within_positions(draft_in_turn(prefix, plan, choose), prefix, self.model)
+        return within_positions(draft_in_turn(prefix, plan, choose, self.model.xp), prefix, self.model)
 
 
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:

@@ -34,15 +34,15 @@ class WindowDrafter(Drafter):
         self.model, self.budget = model, budget
 
     def start(self, rows: int, shared: RowState) -> WindowState:
-        return WindowState(shared, Chosen(self.budget, self.model.device))
+        return WindowState(shared, Chosen(self.budget, self.model.host))
 
     def admit(self, state: WindowState, source: Source) -> None:
-        state.chosen.admit(source.lengths)
+        state.chosen.admit(source.sizes)
 
     def propose(self, state: WindowState, prefix: Prefix, plan: Plan) -> Draft:
         room = [max(0, min(length, room)) for length, room in zip(plan.lengths, prefix.room)]
         choose = after_the_last(self.model, state.cache, state.chosen.visible)
-        return draft_in_turn(prefix, plan._replace(lengths=room), choose)
+        return draft_in_turn(prefix, plan._replace(lengths=room), choose, self.model.xp)
 
     def observe(self, state: WindowState, scores: Pass, draft: Draft, verdict: Verdict) -> None:
         state.chosen.observe(scores, verdict)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from specdec_plugins.decoding.backends.cache import hide
+from specdec_plugins.decoding.backends.torch.cache import hide
 from specdec_plugins.decoding.backends.torch.layers import Context, Layer, through
 from specdec_plugins.decoding.backends.torch.transformer import Decoder, spread
 from specdec_plugins.decoding.backends.torch.weights import Weights

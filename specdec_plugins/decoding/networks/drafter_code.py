@@ -15,17 +15,16 @@ Name it as ``module:object``, by an installed entry point of the group ``specdec
 B sentences, S source positions, T target positions, D width, V vocabulary.
 """
 
-import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from importlib import import_module
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.cache import hide
 from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends.torch.cache import hide
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import Placement
 from specdec_plugins.decoding.backends.torch.transformer import Transformer
@@ -39,6 +38,12 @@ from specdec_plugins.model.spec import ModelSpec, Symbols
 
 DECAY = 0.85  # weight of a block position's loss relative to the previous one's: later ones are used less often
 SURE = 0.5  # share of the drafter's confidence in weights that follow it; the rest counts every position as right
+
+
+def network_of(code: Any) -> Any:
+    """The ``Network`` of a drafter's code; of our own, that in the file of the same name here."""
+    own = getattr(code, "Network", None)
+    return own or import_module(f"{__package__}.{code.__name__.rpartition('.')[2]}").Network
 
 
 class Loss(NamedTuple):
@@ -170,31 +175,3 @@ def blocks(right: Tensor, present: Tensor, size: int) -> Tensor:
     """(N, K): for each of the N positions ``present`` in a target (B, T), whether the next K = ``size`` predictions are ``right``
     (B, T); false past the end."""
     return F.pad(right & present, (0, size - 1)).unfold(1, size, 1)[present]
-
-
-def options_of(kind: type, given: Mapping[str, Any] | Sequence[str] | None) -> Any:
-    """A drafter's options as its dataclass ``kind``, from values or from strings such as ``width=64``.
-
-    Raises ValueError naming every unknown option, every value of the wrong type, and every number below 1 whose default is not.
-    """
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    pairs = given.items() if isinstance(given, Mapping) else [item.partition("=")[::2] for item in given or ()]
-    values, faults = {}, []
-    for name, value in pairs:
-        if name not in fields:
-            faults.append(f"no option '{name}'; available: {', '.join(fields) or 'none'}")
-            continue
-        default: Any = fields[name].default
-        wanted: Any = type(default)
-        try:
-            if wanted is bool:
-                values[name] = {"true": True, "false": False}[str(value).lower()]
-            else:
-                values[name] = wanted(value)
-        except (KeyError, TypeError, ValueError, OverflowError):  # untrusted values have any type
-            faults.append(f"option {name}: '{value}' is not of type {wanted.__name__}")
-        if wanted is int and default >= 1 > values.get(name, 1):
-            faults.append(f"option {name} is {values[name]}, less than 1")
-    if faults:
-        raise ValueError("; ".join(faults))
-    return kind(**values)

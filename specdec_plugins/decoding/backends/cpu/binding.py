@@ -1,7 +1,7 @@
 """The compiled CPU kernels (``csrc/``) in Python: the objects that the library allocates, and arguments for its functions.
 
-``csrc/api.cpp`` documents the functions. Tensors are contiguous float32 on the CPU, and the caller keeps the memory of every
-address alive until the call returns.
+``csrc/api.cpp`` documents the functions. Arrays are contiguous and in float32, and the caller keeps the memory of every address
+alive until the call returns.
 
 B rows, D width, V vocabulary, O outputs, I inputs.
 """
@@ -13,14 +13,15 @@ import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from ctypes import byref
+from dataclasses import dataclass, replace
 from itertools import chain
 from threading import local
+from typing import Any, overload
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from specdec_plugins.decoding.backends.torch.weights import Norm
 from specdec_plugins.decoding.compiled import Library, kernels
+from specdec_plugins.formats.arrays import array as array_of
 from specdec_plugins.formats.files import Mapped
 from specdec_plugins.model.spec import SideSpec
 
@@ -31,7 +32,7 @@ WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.5}
 MOST_INPUTS = {"int4": (2**31 - 1) // (127 * 16 * 7), "int8": (2**31 - 1) // (127 * 127)}
 ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_tanh": 2, "swish": 3}
 NORMS = {"after": 0, "before": 1, "both": 2}
-TABLES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # data types of embeddings that passes read
+TABLES = {"float32": 0, "bfloat16": 1, "float16": 2}  # data types of embeddings that passes read
 WIDENED = 1 << 20  # weights that are packed, and widened to float32 for it, at a time
 TILE = 32  # outputs computed together; all widths except the vocabulary's are multiples of it
 
@@ -83,22 +84,22 @@ class Engine(local):
 mapped = Mapped()  # weights that were read
 
 
-def widened(weight: Tensor) -> Iterator[tuple[int, Tensor]]:
+def widened(weight: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Some rows of a matrix at a time, in float32, and the first one's number."""
-    rows = max(1, WIDENED // weight.size(1))
+    rows = max(1, WIDENED // weight.shape[1])
     for first in range(0, len(weight), rows):
         part = weight[first : first + rows]
         yield first, floats(part)
-        mapped.read(part.data_ptr(), part.nbytes)
+        mapped.read(address(part), part.nbytes)
 
 
 class NativeLinear(Handle):
     """A linear layer's packed weights, for passes on engines of the same ``library``."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: str, library: Library | None = None):
+    def __init__(self, weight: np.ndarray, bias: np.ndarray | None, dtype: str, library: Library | None = None):
         """Pack ``weight`` (O, I) in ``dtype``, one of `KINDS`; ``bias`` (O,) or None. Raises ValueError for other shapes, and for
         more than `MOST_INPUTS`."""
-        if weight.dim() != 2 or weight.size(1) % TILE or (bias is not None and bias.shape != weight.shape[:1]):
+        if weight.ndim != 2 or weight.shape[1] % TILE or (bias is not None and bias.shape != weight.shape[:1]):
             shapes = [None if each is None else tuple(each.shape) for each in (weight, bias)]
             raise ValueError(f"weight and bias of a linear layer are {shapes}, not (O, I) and (O,) with I a multiple of {TILE}")
         self.outputs, self.inputs = weight.shape
@@ -112,16 +113,30 @@ class NativeLinear(Handle):
         padded = -(-self.outputs // TILE) * TILE
         self.weight_bytes = padded * int(self.inputs * WEIGHT_BYTES[dtype] + 8)  # 8: bias and scale
 
-    def __call__(self, engine: Engine, x: Tensor) -> Tensor:
+    def __call__(self, engine: Engine, x: np.ndarray) -> np.ndarray:
         """(N, I) -> (N, O)"""
-        if x.dim() != 2 or x.size(1) != self.inputs:
+        if x.ndim != 2 or x.shape[1] != self.inputs:
             raise ValueError(f"a linear layer of {self.inputs} inputs was given {tuple(x.shape)}")
-        x, result = floats(x), torch.empty(len(x), self.outputs)
+        x, result = floats(x), np.empty((len(x), self.outputs), np.float32)
         rows = self.library.rows("RememberRow", sentence=[0], slot=[0], length=[len(x)])
         self.library.specdec_remember(
             engine.pointer, None, self.pointer, 1, len(x), start(rows), address(x), self.outputs, address(result), 0, 0
         )
         return result
+
+
+@dataclass(frozen=True)
+class Norm:
+    weight: np.ndarray  # (D,)
+    bias: np.ndarray | None
+    rms: bool
+    eps: float
+
+    def scaled(self, factor: float) -> "Norm":
+        """One whose results are ``factor`` times as large."""
+        if factor == 1:
+            return self
+        return replace(self, weight=self.weight * factor, bias=None if self.bias is None else self.bias * factor)
 
 
 class Screen:
@@ -130,13 +145,13 @@ class Screen:
 
     SAMPLED = 1 << 14  # rows that the basis is computed from
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, rank: int, library: Library | None = None):
+    def __init__(self, weight: np.ndarray, bias: np.ndarray | None, rank: int, library: Library | None = None):
         """``weight`` (V, D) and ``bias`` (V,) are the layer's; the basis has the ``rank`` leading eigenvectors of W'W."""
         few = floats(weight[:: -(-len(weight) // self.SAMPLED)])
-        few = few / few.abs().max().clamp(min=1e-30)  # squares of untrusted weights could overflow
-        basis = torch.linalg.eigh(few.T @ few).eigenvectors[:, -rank:].T.contiguous()  # (R, D)
+        few = few / max(np.abs(few).max(), np.float32(1e-30))  # squares of untrusted weights could overflow
+        basis = np.linalg.eigh(few.T @ few).eigenvectors[:, -rank:].T  # (R, D)
         self.basis = NativeLinear(basis, None, "int8", library)
-        projected = torch.cat([part @ basis.T for _, part in widened(weight)])  # (V, R)
+        projected = np.concatenate([part @ basis.T for _, part in widened(weight)])  # (V, R)
         self.weights = NativeLinear(projected, bias, "int4", library)
 
 
@@ -147,10 +162,10 @@ class Stack(Handle):
         self,
         engine: Engine,
         side: SideSpec,
-        tokens: Tensor,
-        positions: Tensor | None,
+        tokens: np.ndarray,
+        positions: np.ndarray | None,
         *,
-        rotation: Tensor | None = None,
+        rotation: np.ndarray | None = None,
         zero_start: bool = False,
         embedding_norm: Norm | None = None,
         last_norm: Norm | None = None,
@@ -165,7 +180,7 @@ class Stack(Handle):
         """
         self.engine, self.projection, self.gate, self.screen = engine, projection, gate, screen
         # Passes read them: tokens as they are stored, so that a mapped file's rows are read as they are needed.
-        tokens = tokens.detach().contiguous() if tokens.dtype in TABLES else floats(tokens)
+        tokens = np.ascontiguousarray(tokens) if tokens.dtype.name in TABLES else floats(tokens)
         positions, rotation = (None if table is None else floats(table) for table in (positions, rotation))
         self.tables = tokens, positions, rotation
         self.width, self.vocabulary = side.width, projection.outputs if projection else 0
@@ -183,7 +198,7 @@ class Stack(Handle):
             rotation=address(rotation),
             turned=0 if rotation is None else len(rotation),
             tokens=address(tokens),
-            kind=TABLES[tokens.dtype],
+            kind=TABLES[tokens.dtype.name],
             embedding_scale=embedding.scale,
             positions=address(positions),
             first=embedding.offset or 0,
@@ -200,24 +215,26 @@ class Stack(Handle):
         del kept_norms  # until here: the library has copied them
 
     def add_layer(
-        self, linears: Mapping[str, NativeLinear | None], norms: Mapping[str, Norm | None], relative: Tensor | None, entries: int
+        self,
+        linears: Mapping[str, NativeLinear],
+        norms: Mapping[str, Norm],
+        relative: np.ndarray | None,
+        entries: int,
     ) -> None:
         """Append a layer, its parts by their names in `LayerCall`: of ``linears`` qkv has query, key and value in one.
         ``relative`` (H, 2 R + 1) is the bias of scores by distance. ``entries``: the layer of the caches that it reads and
         writes."""
-        self.linears += filter(None, linears.values())
-        call = self.library.structs["LayerCall"](
-            entries=entries, **{name: linear.pointer for name, linear in linears.items() if linear}
-        )
+        self.linears += linears.values()
+        call = self.library.structs["LayerCall"](entries=entries, **{name: linear.pointer for name, linear in linears.items()})
         kept = [set_norm(call, name, norm) for name, norm in norms.items()]
         if relative is not None:
             relative = floats(relative)
-            call.relative, call.reach = address(relative), relative.size(1) // 2
+            call.relative, call.reach = address(relative), relative.shape[1] // 2
         self.library.specdec_layer(self.pointer, byref(call))
         del kept
 
 
-def set_norm(call: ctypes.Structure, name: str, norm: Norm | None) -> tuple[Tensor | None, ...]:
+def set_norm(call: ctypes.Structure, name: str, norm: Norm | None) -> tuple[np.ndarray | None, ...]:
     """Describe a norm in a call. Returns what must be kept until the library has copied it."""
     if norm is None:
         return ()
@@ -234,19 +251,19 @@ class Buffer(local):
     """Reused float32 memory of each thread for results that are read before its next pass: allocation costs more than a pass."""
 
     def __init__(self):
-        self.memory = torch.empty(0)
-        self.views: dict[tuple[int, ...], tuple[Tensor, int]] = {}
+        self.memory = np.empty(0, np.float32)
+        self.views: dict[tuple[int, ...], tuple[np.ndarray, int]] = {}
 
-    def view(self, *shape: int) -> tuple[Tensor, int]:
-        """An uninitialised tensor of that shape, and its address."""
+    def view(self, *shape: int) -> tuple[np.ndarray, int]:
+        """An uninitialised array of that shape, and its address."""
         if shape not in self.views:
             if len(self.views) >= VIEWS:
                 self.views.clear()
             size = math.prod(shape)
-            if self.memory.numel() < size:
-                self.memory = torch.empty(2 * size)
+            if self.memory.size < size:
+                self.memory = np.empty(2 * size, np.float32)
                 self.views.clear()
-            self.views[shape] = self.memory[:size].view(shape), self.memory.data_ptr()
+            self.views[shape] = self.memory[:size].reshape(shape), address(self.memory)
         return self.views[shape]
 
 
@@ -260,10 +277,14 @@ def start(numbers: array) -> int:
     return numbers.buffer_info()[0]
 
 
-def floats(tensor: Tensor) -> Tensor:
-    """The tensor, contiguous and in float32."""
-    return tensor.detach().float().contiguous()
+def floats(values: Any) -> np.ndarray:
+    """An array or tensor, contiguous and in float32."""
+    return np.ascontiguousarray(array_of(values), np.float32)
 
 
-def address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+@overload
+def address(values: np.ndarray) -> int: ...
+@overload
+def address(values: None) -> None: ...
+def address(values: np.ndarray | None) -> int | None:
+    return None if values is None else values.__array_interface__["data"][0]

@@ -7,7 +7,7 @@ from array import array
 from ctypes import Structure
 from typing import Any, ClassVar
 
-import torch
+import numpy as np
 
 from specdec_plugins.decoding.backends.candidates import numbered
 from specdec_plugins.decoding.backends.cpu.binding import Buffer, address, integers, start
@@ -86,7 +86,7 @@ class DraftingFromVectors(Drafting):
     def __init__(self, call: Structure, recipe: Vectors, symbols: Symbols):
         super().__init__(call, recipe.model, FROM_VECTORS, symbols)
         self.heads, self._vectors = recipe.heads, Buffer()
-        self._states = self._own = torch.empty(0)  # of all rows, and of those that draft
+        self._states = self._own = np.empty(0)  # of all rows, and of those that draft
         call.heads, call.embeddings, call.scale = self.heads.linear.pointer, self.heads.embeddings, self.heads.scale
         call.longest, call.positions = recipe.length, ENDLESS
 
@@ -99,7 +99,7 @@ class DraftingFromVectors(Drafting):
     def begin(self, state: Any, rows: list[int], prefix: Prefix, longest: int) -> list[list[int]]:
         everyone = len(rows) == len(state.places)
         # A plain iteration of all rows reads no states.
-        self._states = state.current() if longest or not everyone else torch.empty(len(rows), self.heads.width)
+        self._states = state.current() if longest or not everyone else np.empty((len(rows), self.heads.width), np.float32)
         self._own = self._states if everyone else self._states[rows]
         self.call.states = address(self._own)
         return super().begin(state, rows, prefix, longest)

@@ -8,50 +8,47 @@ B rows, Q tokens read, W of them with a prediction, S source positions, D width,
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from itertools import zip_longest
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from specdec_plugins.decoding.backends.cache import KVCache
 from specdec_plugins.decoding.backends.cpu.binding import (
     DTYPES,
     TILE,
     Buffer,
     Engine,
     NativeLinear,
-    Screen,
-    Stack,
     address,
     floats,
     integers,
-    mapped,
     start,
 )
+from specdec_plugins.decoding.backends.cpu.cache import KVCache
 from specdec_plugins.decoding.backends.cpu.passes import BlockPass, CausalPass
 from specdec_plugins.decoding.backends.cpu.runner import CpuRunner
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
+from specdec_plugins.decoding.backends.cpu.weights import Embeddings, Output, Weights, screen_of
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.sources import Sources
-from specdec_plugins.decoding.backends.torch.layers import Layer, Turn
-from specdec_plugins.decoding.backends.torch.transformer import Decoder, Encoder, Transformer
-from specdec_plugins.decoding.backends.torch.weights import Linear, Norm
 from specdec_plugins.decoding.compiled import Library, library
+from specdec_plugins.decoding.loading import SUCCESSOR, extent, same_encoder
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Source
+from specdec_plugins.formats.files import unload
+from specdec_plugins.formats.spec import DrafterModel, Model
 
 __all__ = ["DTYPES", "CpuModel", "load", "obstacles"]
 
 LANES = 16  # of a vector
 
 
-def obstacles(model: Transformer) -> list[str]:
-    """Why the kernels cannot run a model; empty if they can."""
-    decoder = model.decoder
+def obstacles(model: Model | DrafterModel) -> list[str]:
+    """Why the kernels cannot run a Transformer; empty if they can."""
+    assert model.spec is not None
     faults = [] if library() else ["they were not compiled for this machine"]
     sides = model.spec.encoder, model.spec.decoder
     widths = {width for side in sides for width in (side.width, side.query_width, side.key_width, side.feed_forward.width)}
-    widths |= {decoder.successor.tokens.size(1)} if decoder.successor else set()
+    widths |= {model.tensors[name].shape[1] for name in (f"{SUCCESSOR}.out.weight",) if name in model.tensors}
     if any(width % TILE for width in widths):
         faults.append(f"widths {', '.join(map(str, sorted(widths)))} are not all multiples of {TILE}")
     heads = {side.head_width for side in sides if side.attention.head_norm}
@@ -61,35 +58,37 @@ def obstacles(model: Transformer) -> list[str]:
 
 
 def load(
-    verifier: Transformer,
-    drafter: Transformer | None,
+    verifier: Model | DrafterModel,
+    drafter: DrafterModel | None,
     dtype: str,
     threads: int,
     drafting: str = "int8",
     library: Library | None = None,
 ) -> tuple["CpuModel", "CpuModel | None"]:
-    """Both models on one team of threads, with the encoder or output projection that they share held once. ``dtype`` is the
-    verifier's, ``drafting`` the drafter's. The kernels are ``library``, by default the best."""
+    """Both models (see `loading.checked`) on one team of threads, with the encoder or output projection that they share held
+    once. ``dtype`` is the verifier's, ``drafting`` the drafter's. The kernels are ``library``, by default the best."""
     engine = Engine(threads, library)
-    first = CpuModel(verifier, engine, dtype)
-    if drafter is None:
-        return first, None
-    encoder = first.encoder if drafter.encoder is verifier.encoder else None
-    shared = dtype == drafting and drafter.decoder.projection is verifier.decoder.projection
-    return first, CpuModel(drafter, engine, drafting, encoder, first.stack.projection if shared else None)
+    first, second = CpuModel(verifier, engine, dtype), None
+    tensors = [*verifier.tensors.values()]
+    if drafter is not None and drafter.spec is not None:
+        encoder = first.encoder if same_encoder(verifier, drafter) else None
+        second = CpuModel(drafter, engine, drafting, encoder, first)
+        tensors += drafter.tensors.values()
+    unload(extent(each)[0] for each in tensors)
+    return first, second
 
 
 class CpuEncoder:
-    """`Encoder` on the kernels."""
+    """A source of B sentences -> (B, S, D); positions past a sentence's end are undefined."""
 
-    def __init__(self, engine: Engine, encoder: Encoder, dtype: str):
-        self.width = encoder.side.width
-        self.stack = stack_of(engine, encoder, dtype)
+    def __init__(self, weights: Weights):
+        side = weights.spec.encoder
+        self.width = side.width
+        self.stack = weights.stack("encoder", weights.norm("encoder.layer_norm", side.norm) if side.final_norm else None)
 
-    def __call__(self, source: Source) -> Tensor:
-        """(B, S, D); undefined past a sentence's end."""
+    def __call__(self, source: Source) -> np.ndarray:
         sentences, stack = source.sentences, self.stack
-        output = torch.empty(len(sentences), source.longest, self.width)
+        output = np.empty((len(sentences), source.longest, self.width), np.float32)
         lengths, tokens = integers(map(len, sentences)), integers(*sentences)
         stack.library.specdec_encode(
             stack.engine.pointer, stack.pointer, len(sentences), source.longest, start(lengths), start(tokens), address(output)
@@ -100,8 +99,8 @@ class CpuEncoder:
 class NativeHeads:
     """`LoadedModel.heads`. `drafts.py` reads the attributes."""
 
-    def __init__(self, model: "CpuModel", weight: Tensor, bias: Tensor, reads_token: bool):
-        if weight.dim() != 2 or len(weight) % model.width or weight.size(1) != model.width * (1 + reads_token):
+    def __init__(self, model: "CpuModel", weight: np.ndarray, bias: np.ndarray, reads_token: bool):
+        if weight.ndim != 2 or len(weight) % model.width or weight.shape[1] != model.width * (1 + reads_token):
             raise ValueError(f"weights of heads are {tuple(weight.shape)}, which does not fit width {model.width}")
         self.engine, self.linear = model.engine, NativeLinear(weight, bias, model.dtype, model.engine.library)
         self._table = model.target_embeddings if reads_token else None
@@ -109,11 +108,11 @@ class NativeHeads:
         self.width, self.scale = model.width, model.spec.decoder.embedding.scale
         self.count = self.linear.outputs // self.width
 
-    def __call__(self, states: Tensor, tokens: Sequence[int]) -> Tensor:
+    def __call__(self, states: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
         states, last = floats(states), integers(tokens)
         if states.shape != (len(last), self.width):
             raise ValueError(f"hidden states {tuple(states.shape)} for {len(last)} rows of width {self.width}")
-        vectors = torch.empty(len(states), self.count, self.width)
+        vectors = np.empty((len(states), self.count, self.width), np.float32)
         self.engine.library.specdec_heads(
             self.engine.pointer,
             self.linear.pointer,
@@ -131,14 +130,14 @@ class NativeHeads:
 class NativeBeginning:
     """`LoadedModel.beginning`."""
 
-    def __init__(self, engine: Engine, query: Tensor, weight: Tensor, bias: Tensor):
-        if weight.dim() != 2 or query.shape != weight.shape[1:] or bias.shape != weight.shape[:1]:
+    def __init__(self, engine: Engine, query: np.ndarray, weight: np.ndarray, bias: np.ndarray):
+        if weight.ndim != 2 or query.shape != weight.shape[1:] or bias.shape != weight.shape[:1]:
             raise ValueError(f"weights of a beginning do not fit: {[tuple(each.shape) for each in (query, weight, bias)]}")
         self.engine, self.width, self._kept = engine, len(bias), [floats(each) for each in (query, weight, bias)]
         self._weights = [address(each) for each in self._kept]
 
-    def __call__(self, encoded: Tensor) -> Tensor:
-        encoded, state = floats(encoded), torch.empty(self.width)
+    def __call__(self, encoded: np.ndarray) -> np.ndarray:
+        encoded, state = floats(encoded), np.empty(self.width, np.float32)
         if encoded.shape[1:] != self._kept[0].shape:
             raise ValueError(f"an encoder's output {tuple(encoded.shape)} for a query of {tuple(self._kept[0].shape)}")
         self.engine.library.specdec_begin(
@@ -148,55 +147,66 @@ class NativeBeginning:
 
 
 class CpuModel:
-    """A `Transformer` on the kernels, with another's ``encoder`` and ``projection`` if given."""
+    """A Transformer on the kernels, with another's ``encoder``, and the output projection of ``other`` if it is the same."""
 
-    recordings, runner = 0, CpuRunner
-    device = torch.device("cpu")
+    recordings, runner, device, xp, on_device = 0, CpuRunner, "cpu", np, False
 
     def __init__(
         self,
-        model: Transformer,
+        model: Model | DrafterModel,
         engine: Engine,
         dtype: str,
         encoder: CpuEncoder | None = None,
-        projection: NativeLinear | None = None,
+        other: "CpuModel | None" = None,
     ):
-        decoder = model.decoder
-        self.spec, self.engine, self.dtype = model.spec, engine, dtype
-        self.encoder = encoder or CpuEncoder(engine, model.encoder, dtype)
-        packed = partial(NativeLinear, dtype=dtype, library=engine.library)
-        projection = projection or packed(decoder.projection, decoder.bias)
-        successor = decoder.successor
-        gate = packed(successor.gate.weight, successor.gate.bias) if successor else None
-        self.stack = stack_of(engine, decoder, dtype, projection, gate, screen_of(decoder, dtype, engine.library))
-        self.memory = packed(decoder.memory.weight, decoder.memory.bias) if decoder.memory else None
-        self.layers, self.width, self.entry = len(decoder.layers), decoder.width, 2 * decoder.side.key_width
-        self.successor, self.copy = decoder.successor, decoder.copy
-        self.source_embedding = model.encoder.embedding
-        self.source_vocabulary, self.target_vocabulary = len(self.source_embedding.tokens), len(decoder.embedding.tokens)
-        self.vocabulary = None if decoder.vocabulary is None else decoder.vocabulary.tolist()  # the token of each logit
-        self.token_ids = None if self.vocabulary is None else integers(self.vocabulary)  # the same for the kernels
+        weights = Weights(model, engine, dtype)
+        self.spec, self.engine, self.dtype = weights.spec, engine, dtype
+        self.encoder = encoder or CpuEncoder(weights)
+        self.output = output = Output(weights)
+        same = other is not None and other.dtype == dtype and other.output.weight is output.weight
+        projection = other.stack.projection if other and same else weights.packed(output.weight, output.bias)
+        self.successor, self.copy, self.vocabulary = output.successor, output.copy, output.vocabulary
+        self.stack = weights.stack(
+            "decoder",
+            output.norm,
+            projection=projection,
+            cap=self.spec.output.cap,
+            gate=self.successor and self.successor.gate,
+            screen=screen_of(output, dtype, engine),
+        )
+        side = self.spec.decoder
+        self.layers, self.width, self.entry = side.layers, side.width, 2 * side.key_width
+        memory = [f"decoder.layers.{layer}.encoder_attn.{part}_proj" for layer in range(side.layers) for part in "kv"]
+        self.memory = weights.linear(*memory) if memory and not weights.hosts else None  # (L 2 G K, D)
+        self.sources = Embeddings(weights, "encoder")
+        self.source_vocabulary, self.target_vocabulary = len(self.sources.tokens), len(weights("decoder.embed_tokens.weight"))
+        self.token_ids = None if self.vocabulary is None else integers(self.vocabulary)
         self.logits, self.gates, self.features, self.attention, self.block = (Buffer() for _ in range(5))
 
     @cached_property
-    def target_embeddings(self) -> Tensor:
+    def target_embeddings(self) -> np.ndarray:
         """A copy if they are stored in another data type than float32."""
         return floats(self.stack.tables[0])
 
     def start(self, rows: int) -> SlottedState:
         layers = self.layers + (self.copy is not None)
-        like = torch.empty(0)
-        cache, sources = (KVCache(count, self.entry, like, zeroed=False) for count in (self.layers, layers))
+        cache, sources = (KVCache(count, self.entry) for count in (self.layers, layers))
         return SlottedState(cache, Sources(sources, self._remember))
 
     def bytes_for(self, source: int, target: int) -> int:
         return (source + target) * self.layers * self.entry * 4  # entries are float32
 
+    def array(self, values: Any) -> np.ndarray:
+        return floats(values)
+
+    def host(self, array: np.ndarray) -> np.ndarray:
+        return array
+
     def _remember(self, source: Source, numbers: Sequence[int], cache: KVCache, slots: Sequence[int]) -> None:
         """See `Remember`. The source copy's keys and values are a last layer."""
         if self.memory is None:
             return
-        encoded, lengths = source.encoded_by(self.encoder), [source.sizes[number] for number in numbers]
+        encoded, lengths = source.made_by(self.encoder), [source.sizes[number] for number in numbers]
         cache.reserve(max(slots) + 1, max(lengths))
         rows = self.engine.library.rows("RememberRow", sentence=numbers, slot=slots, length=lengths)
         self.engine.library.specdec_remember(
@@ -211,18 +221,18 @@ class CpuModel:
             *cache.layout,
         )
         if self.copy is not None:
-            cache.put(slots, self.source_embedding.copied(source.tokens[list(numbers)], self.copy), self.layers)
+            cache.put(slots, self.sources.copied([source.sentences[number] for number in numbers], self.copy), self.layers)
 
-    def encode(self, source: Source) -> Tensor:
-        return source.encoded_by(self.encoder)
+    def encode(self, source: Source) -> np.ndarray:
+        return source.made_by(self.encoder)
 
-    def linear(self, weight: Tensor, bias: Tensor) -> Callable[[Tensor], Tensor]:
+    def linear(self, weight: np.ndarray, bias: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         return partial(NativeLinear(weight, bias, self.dtype, self.engine.library), self.engine)
 
-    def heads(self, weight: Tensor, bias: Tensor, reads_token: bool) -> NativeHeads:
+    def heads(self, weight: np.ndarray, bias: np.ndarray, reads_token: bool) -> NativeHeads:
         return NativeHeads(self, weight, bias, reads_token)
 
-    def beginning(self, query: Tensor, weight: Tensor, bias: Tensor) -> NativeBeginning:
+    def beginning(self, query: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> NativeBeginning:
         return NativeBeginning(self.engine, query, weight, bias)
 
     def read(self, state: SlottedState, reading: Reading) -> CausalPass:
@@ -233,63 +243,3 @@ class CpuModel:
     def read_block(self, state: SlottedState, prefix: Prefix, lengths: Sequence[int]) -> BlockPass:
         state.encode()
         return BlockPass(self, state, prefix, lengths)
-
-
-def stack_of(
-    engine: Engine,
-    side: Encoder | Decoder,
-    dtype: str,
-    projection: NativeLinear | None = None,
-    gate: NativeLinear | None = None,
-    screen: Screen | None = None,
-) -> Stack:
-    """An encoder or decoder of `transformer.py` on the kernels."""
-    embedding, cap = side.embedding, side.cap if isinstance(side, Decoder) else None
-    stack = Stack(
-        engine,
-        side.side,
-        embedding.tokens,
-        embedding.positions,
-        rotation=side.rotation,
-        zero_start=embedding.zero_start,
-        embedding_norm=embedding.norm,
-        last_norm=side.norm,
-        projection=projection,
-        cap=cap,
-        gate=gate,
-        screen=screen,
-    )
-    keys = side.memory_turns if isinstance(side, Decoder) else []
-    for layer, cross_keys in zip_longest(side.layers, keys):
-        add_layer(stack, layer, cross_keys, dtype)
-    mapped.unload()
-    return stack
-
-
-def add_layer(stack: Stack, layer: Layer, cross_keys: Turn | None, dtype: str) -> None:
-    linears: dict[str, Linear | None] = {
-        "qkv": layer.qkv,
-        "out": layer.out,
-        "cross_query": layer.cross_query,
-        "cross_out": layer.cross_out,
-        "fc1": layer.fc1,
-        "fc2": layer.fc2,
-        "gate": layer.gate,
-    }
-    norms = dict[str, Norm | None]()
-    for prefix, around in (("", layer.around), ("cross_", layer.cross_around), ("final_", layer.final_around)):
-        norms |= zip((f"{prefix}norm", f"{prefix}after_norm"), around.norms if around else ())
-    turns = zip(("query", "key", "cross_query", "cross_key"), (*layer.turns, layer.cross_turn, cross_keys))
-    norms |= {f"{name}_norm": each.norm for name, each in turns if each}
-    packed = {
-        name: NativeLinear(each.weight, each.bias, dtype, stack.library) if each else None for name, each in linears.items()
-    }
-    stack.add_layer(packed, norms, layer.attention.relative, layer.entries)
-
-
-def screen_of(decoder: Decoder, dtype: str, library: Library) -> Screen | None:
-    """Of an int4 drafter with a large output layer. At width 512 a trained one (V 6,583) drafts as it would by exact logits; at
-    width 256 2 % of the tokens are others."""
-    if dtype != "int4" or len(decoder.projection) <= 4096 or decoder.width < 512:
-        return None
-    return Screen(decoder.projection, decoder.bias, decoder.width // 4 // TILE * TILE, library)

@@ -7,11 +7,11 @@ from array import array
 from collections.abc import Sequence
 from ctypes import Structure, addressof, byref
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+import numpy as np
 
-from specdec_plugins.decoding.backends.candidates import Candidates, candidates_of
+from specdec_plugins.decoding.backends.candidates import Candidates
 from specdec_plugins.decoding.backends.cpu.binding import Buffer, address, floats, integers, start
 from specdec_plugins.decoding.backends.cpu.rules import Choosing, Judging, NativeRepeats
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
@@ -21,8 +21,9 @@ from specdec_plugins.decoding.constraints import Bounds, Repeats
 from specdec_plugins.decoding.options import Beam, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.search.beam import Ranked
-from specdec_plugins.decoding.trees import by_row, nodes_of, tokens_to, within_rows
-from specdec_plugins.decoding.values import Draft, Draws, Plan, Verdict, Want
+from specdec_plugins.decoding.trees import TreeDraft, by_row, nodes_of, tokens_to, within_rows
+from specdec_plugins.decoding.values import Draft, Draws, Plan, Verdict, Want, rejecting
+from specdec_plugins.formats.arrays import array as array_of
 
 if TYPE_CHECKING:
     from specdec_plugins.decoding.backends.cpu.model import CpuModel
@@ -33,56 +34,56 @@ BLOCK = 16  # attention is written in whole blocks of positions, at most this lo
 class CpuPass:
     """A pass that runs when a result is asked for. Results are valid until the model's next pass."""
 
-    judges_trees: ClassVar[bool] = True
-
     def __init__(self, model: "CpuModel", rows: int, width: int):
         self.model, self.rows, self.width = model, rows, width
-        self.results: dict[str, Tensor] = {}  # empty until it runs
+        self.results: dict[str, np.ndarray] = {}  # empty until it runs
 
     @classmethod
-    def of(cls, model: "CpuModel", logits: Tensor, **others: Tensor | None) -> "CpuPass":
+    def of(cls, model: "CpuModel", logits: np.ndarray, **others: np.ndarray | None) -> "CpuPass":
         """A pass whose results, with logits (B, W, V), were computed elsewhere."""
         done = cls(model, *logits.shape[:2])
-        done.results = {"logits": logits.contiguous(), **{name: each for name, each in others.items() if each is not None}}
+        done.results = {"logits": floats(logits), **{name: each for name, each in others.items() if each is not None}}
         return done
 
     def run(self) -> None:
         """Compute the results."""
         raise NotImplementedError
 
-    def _result(self, name: str) -> Tensor:
+    def _result(self, name: str) -> np.ndarray:
         if not self.results:
             self.run()
         if name not in self.results:
             raise RuntimeError(NOT_WANTED)
         return self.results[name]
 
-    def logits(self) -> Tensor:
+    def logits(self) -> np.ndarray:
         return self._result("logits")
 
-    def features(self) -> Tensor:
+    def features(self) -> np.ndarray:
         return self._result("features")
 
-    def attention(self) -> Tensor:
+    def attention(self) -> np.ndarray:
         return self._result("attention")
 
-    def with_logits(self, logits: Tensor) -> "CpuPass":
+    def with_logits(self, logits: np.ndarray) -> "CpuPass":
         self.logits()
         return CpuPass.of(self.model, **{**self.results, "logits": logits})
 
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
         choosing, logits, engine = Choosing(self.model, self.rows, self.width, prefix, plan), self.logits(), self.model.engine
         engine.library.specdec_choose(
-            engine.pointer, address(logits), self.rows, self.width, logits.size(2), *self._gates(), byref(choosing.call)
+            engine.pointer, address(logits), self.rows, self.width, logits.shape[2], *self._gates(), byref(choosing.call)
         )
         return choosing.draft()
 
     def _gates(self) -> tuple[int | None, int]:
         """The gates' address and width."""
         gates = self.results.get("gates")
-        return address(gates), 0 if gates is None else gates.size(2)
+        return address(gates), 0 if gates is None else gates.shape[2]
 
     def candidates(self, prefix: Prefix) -> Candidates:
+        from specdec_plugins.decoding.backends.torch.candidates import candidates_of
+
         model = self.model
         return candidates_of(self.logits(), self.results.get("gates"), model.successor, model.vocabulary, prefix)
 
@@ -90,16 +91,30 @@ class CpuPass:
         logits, engine, scores = self.logits(), self.model.engine, array("f", bytes(4 * self.rows * self.width))
         lengths, given = integers(map(len, tokens)), integers(*tokens)
         engine.library.specdec_score(
-            engine.pointer, address(logits), self.rows, self.width, logits.size(2), start(lengths), start(given), start(scores)
+            engine.pointer, address(logits), self.rows, self.width, logits.shape[2], start(lengths), start(given), start(scores)
         )
         return [scores[row * self.width :][: len(each)].tolist() for row, each in enumerate(tokens)]
 
     def judge(
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
     ) -> Verdict:
+        if isinstance(draft, TreeDraft) and draws and rejecting(draws):
+            from specdec_plugins.decoding.backends.torch import trees
+
+            return trees.judge(self, draft, bounds, tolerances, draws)
         judging, logits, engine = Judging(self.width, draft, bounds, tolerances, draws), self.logits(), self.model.engine
-        engine.library.specdec_judge(engine.pointer, address(logits), self.rows, self.width, logits.size(2), byref(judging.call))
+        engine.library.specdec_judge(engine.pointer, address(logits), self.rows, self.width, logits.shape[2], byref(judging.call))
         return judging.verdict()
+
+    def likeliest(self, places: Sequence[tuple[int, int]], count: int) -> list[list[tuple[float, int]]]:
+        logits = self.logits()[tuple(zip(*places))]
+        few = min(count, logits.shape[-1])
+        best = np.argpartition(-logits, few - 1, -1)[:, :few]
+        scores = np.take_along_axis(logits, best, -1)
+        order = np.argsort(-scores, -1, kind="stable")
+        best, scores = np.take_along_axis(best, order, -1), np.take_along_axis(scores, order, -1)
+        scores = scores - scores[:, :1] - np.log(np.exp(logits - scores[:, :1]).sum(-1, keepdims=True))
+        return [list(zip(*each)) for each in zip(scores.tolist(), best.tolist())]
 
     def rank(self, draft: Draft, bounds: Bounds, beams: Sequence[Beam | None]) -> list[list[Ranked]]:
         logits, engine, symbols = self.logits(), self.model.engine, bounds.constraints.symbols
@@ -130,7 +145,7 @@ class CpuPass:
             tokens=start(tokens),
             scores=start(scores),
         )
-        engine.library.specdec_rank(engine.pointer, address(logits), size, logits.size(2), logits.size(2), byref(call))
+        engine.library.specdec_rank(engine.pointer, address(logits), size, logits.shape[2], logits.shape[2], byref(call))
         found, values = tokens.tolist(), scores.tolist()
         ranges = (slice(place * width, place * width + few[place]) for place in places)
         return by_row(nodes, [Ranked(found[each], values[each]) for each in ranges], self.rows)
@@ -153,8 +168,9 @@ class CausalPass(CpuPass):
                 )
         self._visible: Structure | None = None
         if reading.visible is not None:
-            sinks, window, listed = reading.visible
-            self._visible = kernels().structs["Visible"](sinks, window, listed.size(1), address(listed))
+            sinks, window, sources = reading.visible
+            self._listed = listed = np.ascontiguousarray(array_of(sources), np.int64)
+            self._visible = kernels().structs["Visible"](sinks, window, listed.shape[1], address(listed))
         state.held = list(map(int.__add__, reading.positions, sizes))
         state.cache.reserve(state.targets.bound, max(state.held))
 
@@ -196,9 +212,9 @@ class CausalPass(CpuPass):
 
 def results_of(
     model: "CpuModel", state: SlottedState, want: Want, rows: int, width: int
-) -> tuple[dict[str, Tensor], dict[str, int | None]]:
-    """Memory for what is wanted of a pass: tensors (rows, width, ..), and the fields of a call that say where they are."""
-    results: dict[str, Tensor] = {}
+) -> tuple[dict[str, np.ndarray], dict[str, int | None]]:
+    """Memory for what is wanted of a pass: arrays (rows, width, ..), and the fields of a call that say where they are."""
+    results: dict[str, np.ndarray] = {}
     fields: dict[str, int | None] = {"features": None, "attention": None}
 
     def add(name: str, buffer: Buffer, size: int) -> None:
@@ -213,7 +229,7 @@ def results_of(
     if want.attention:
         longest = state.sources.longest
         add("attention", model.attention, -(-longest // BLOCK) * BLOCK)
-        fields["attention_size"] = results["attention"].size(2)
+        fields["attention_size"] = results["attention"].shape[2]
         results["attention"] = results["attention"][..., :longest]
     heads = want.heads
     fields["layer"], fields["heads"] = (-1, -1) if heads is None else (heads.layer, sum(1 << head for head in heads.heads))
@@ -252,7 +268,7 @@ class BlockPass(CpuPass):
             start(tokens),
             self.prefix.symbols.mask,
             scratch_address,
-            scratch.stride(0),
+            scratch.strides[0] // scratch.itemsize,
             *state.sources.cache.layout,
             copied,
             logits,

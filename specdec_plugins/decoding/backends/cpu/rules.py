@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ctypes import addressof
 from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 
 from specdec_plugins.decoding.backends.candidates import CANDIDATES, numbered
 from specdec_plugins.decoding.backends.cpu.binding import address, floats, integers, start
@@ -14,6 +14,7 @@ from specdec_plugins.decoding.constraints import Bounds, Repeats
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Distribution, Draft, Draws, Plan, Verdict, rejecting
+from specdec_plugins.formats.arrays import array as array_of
 
 if TYPE_CHECKING:
     from specdec_plugins.decoding.backends.cpu.model import CpuModel
@@ -47,7 +48,8 @@ class NativeSampling:
         self._prefixes = integers(*prefixes)
         self.struct = library.structs["Sampling"](rows=start(self._rows), prefixes=start(self._prefixes))
         if origins is not None:
-            self._origins = tokens, probabilities = Distribution(origins.tokens.contiguous(), floats(origins.probabilities))
+            tokens, probabilities = np.ascontiguousarray(array_of(origins.tokens)), floats(origins.probabilities)
+            self._origins = tokens, probabilities
             self.struct.tokens, self.struct.probabilities = address(tokens), address(probabilities)
             self.struct.width, self.struct.candidates = tokens.shape[1:]
         self.pointer = addressof(self.struct)
@@ -81,7 +83,7 @@ class Choosing:
         if draws is not None:
             if rejecting(draws):
                 shape = rows, width, candidates
-                self.distribution = Distribution(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.float32))
+                self.distribution = Distribution(np.zeros(shape, np.int64), np.zeros(shape, np.float32))
             self._sampling = NativeSampling(draws, self.distribution)
         self.call = kernels().structs["ChooseCall"](
             pad=own.pad,

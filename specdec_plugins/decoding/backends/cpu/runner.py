@@ -11,7 +11,7 @@ from array import array
 from ctypes import byref
 from typing import Any
 
-from torch import Tensor
+import numpy as np
 
 from specdec_plugins.decoding.backends import Reordered
 from specdec_plugins.decoding.backends.cpu.binding import integers, start
@@ -119,7 +119,7 @@ class Batch:
         self.lengths = [(plan.lengths[row] if self.drafting else len(draft.tokens[row])) for row in alone]
         self.longest = max(self.lengths, default=0)
         self.given, self.distribution, self.tolerance = [draft.tokens[row] for row in alone], draft.distribution, tolerance
-        self.results: dict[str, Tensor] = {}
+        self.results: dict[str, np.ndarray] = {}
 
     def run(self, times: int) -> float:
         """Up to so many iterations. Returns the seconds that encoding the drafter's sources took."""

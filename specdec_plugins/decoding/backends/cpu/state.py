@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from ctypes import Structure
 
-import torch
-
-from specdec_plugins.decoding.backends.cache import KVCache
+from specdec_plugins.decoding.backends.cpu.cache import KVCache
 from specdec_plugins.decoding.backends.sources import Slots, Sources
 from specdec_plugins.decoding.compiled import kernels
 from specdec_plugins.decoding.requests import Source
@@ -40,7 +38,6 @@ class SlottedState:
         """Each row's target slot, source slot and source length."""
         return self.slots, self.sources.slots, self.sources.lengths
 
-    @torch.inference_mode()
     def keep(self, roots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         self.cache.keep(self.slots, roots, paths)
 
@@ -65,7 +62,6 @@ class SlottedState:
             self.targets.release(slot)
         self.slots, self.held = slots, held
 
-    @torch.inference_mode()
     def _fork(self, order: list[int], slots: list[int]) -> None:
         """Give each repetition of a row its own slot, with a copy of the positions that the row holds."""
         forks, seen = [], set()

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.acceptance import coupled, rejection
+from specdec_plugins.decoding.backends.torch import coupled, rejection
+from specdec_plugins.decoding.backends.torch.constraints import repeat_table, repeated, restrict
 from specdec_plugins.decoding.backends.torch.graphs import Executor, Results
-from specdec_plugins.decoding.constraints import Bounds, Constraints, repeat_table, repeated, restrict
+from specdec_plugins.decoding.backends.torch.sampling import Table, warp
+from specdec_plugins.decoding.backends.torch.tensors import pad_rows, send
+from specdec_plugins.decoding.constraints import Bounds, Constraints
 from specdec_plugins.decoding.options import Beam, Tolerance
-from specdec_plugins.decoding.sampling import Table, warp
 from specdec_plugins.decoding.search.beam import Ranked
-from specdec_plugins.decoding.tensors import pad_rows, send
 from specdec_plugins.decoding.values import DeviceDraft, Distribution, Draft, Draws, Verdict, rejecting
 
 COLUMNS = 5  # of a table's row before the drafted tokens: offered, minimum, room, beta, tau's bits

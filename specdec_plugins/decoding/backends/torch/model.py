@@ -14,20 +14,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.cache import KVCache, hide, span
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.sources import Sources
+from specdec_plugins.decoding.backends.torch.arrays import tensor
+from specdec_plugins.decoding.backends.torch.cache import KVCache, hide, span
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Executor, Results
 from specdec_plugins.decoding.backends.torch.layers import Attention, Context, Layer, through, whole
 from specdec_plugins.decoding.backends.torch.passes import Choosing, TorchPass
 from specdec_plugins.decoding.backends.torch.state import DenseState
+from specdec_plugins.decoding.backends.torch.tensors import pad_rows, prefix_tokens, send, source_tokens
 from specdec_plugins.decoding.backends.torch.transformer import Transformer, beginning, heads
 from specdec_plugins.decoding.backends.torch.weights import Linear
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Source
-from specdec_plugins.decoding.tensors import pad_rows, send
 from specdec_plugins.decoding.trees import within_rows
-from specdec_plugins.decoding.values import LOGITS, Want
+from specdec_plugins.decoding.values import LOGITS, Array, Want
 
 
 class Extent(NamedTuple):
@@ -47,12 +48,12 @@ class Extent(NamedTuple):
 class TorchModel:
     """A `Transformer` whose passes ``executor`` runs eagerly or records."""
 
-    runner = None
+    runner, xp, on_device = None, torch, True
 
     def __init__(self, transformer: Transformer, executor: Executor = EAGER):
         self.transformer, self.spec, self.executor = transformer, transformer.spec, executor
         self.target_embeddings = transformer.decoder.embedding.tokens
-        self.target_vocabulary, self.device = len(self.target_embeddings), self.target_embeddings.device
+        self.target_vocabulary, self.device = len(self.target_embeddings), str(self.target_embeddings.device)
         self.choosing = Choosing(transformer.decoder, executor)
         self.idle: list[tuple[KVCache, KVCache]] = []  # of former states: recordings are bound to their memory
 
@@ -85,19 +86,24 @@ class TorchModel:
         if decoder.memory is None:
             return
         chosen = span(numbers, source.device)
-        cache.put(rows, torch.stack(decoder.remember(source.encoded_by(encoder)[chosen])))  # (L, N, S, 2 G K)
+        cache.put(rows, torch.stack(decoder.remember(source.made_by(encoder)[chosen])))  # (L, N, S, 2 G K)
         if decoder.copy is not None:
-            cache.put(rows, encoder.embedding.copied(source.tokens[chosen], decoder.copy), len(decoder.layers))
+            cache.put(rows, encoder.embedding.copied(source_tokens(source)[chosen], decoder.copy), len(decoder.layers))
 
     @torch.inference_mode()
     def encode(self, source: Source) -> Tensor:
-        return source.encoded_by(self.transformer.encoder)
+        return source.made_by(self.transformer.encoder)
 
-    def linear(self, weight: Tensor, bias: Tensor) -> Callable[[Tensor], Tensor]:
-        like = self.target_embeddings
-        return Linear(weight.to(like), bias.to(like))
+    def array(self, values: Array) -> Tensor:
+        return tensor(values).to(self.target_embeddings)
 
-    def heads(self, weight: Tensor, bias: Tensor, reads_token: bool) -> Callable[[Tensor, Sequence[int]], Tensor]:
+    def host(self, array: Tensor) -> np.ndarray:
+        return array.float().cpu().numpy()
+
+    def linear(self, weight: Array, bias: Array) -> Callable[[Tensor], Tensor]:
+        return Linear(self.array(weight), self.array(bias))
+
+    def heads(self, weight: Array, bias: Array, reads_token: bool) -> Callable[[Tensor, Sequence[int]], Tensor]:
         linear, embedding = self.linear(weight, bias), self.transformer.decoder.embedding
 
         def vectors(states: Tensor, tokens: Sequence[int]) -> Tensor:
@@ -105,9 +111,9 @@ class TorchModel:
 
         return vectors
 
-    def beginning(self, query: Tensor, weight: Tensor, bias: Tensor) -> Callable[[Tensor], Tensor]:
-        like = self.target_embeddings
-        return partial(beginning, query=query.to(like), weight=weight.to(like), bias=bias.to(like))
+    def beginning(self, query: Array, weight: Array, bias: Array) -> Callable[[Tensor], Tensor]:
+        given = {"query": query, "weight": weight, "bias": bias}
+        return partial(beginning, **{name: self.array(each) for name, each in given.items()})
 
     @torch.inference_mode()
     def read(self, state: DenseState, reading: Reading) -> TorchPass:
@@ -134,7 +140,10 @@ class TorchModel:
             family = ancestry(within_rows(tokens, parents), len(table), width)
             inputs["family"] = family.to(table.device, non_blocking=True)
         if visible is not None:
-            inputs["listed"], want = pad_rows(visible.sources, len(table)), replace(want, attention=False)
+            inputs["listed"], want = (
+                pad_rows(tensor(visible.sources).to(table.device), len(table)),
+                replace(want, attention=False),
+            )
         longest = max(positions) + width
         drafted = 0 if guesses is None else guesses.size(1)
         state.held = [position + len(row) + drafted for position, row in zip(positions, tokens)]
@@ -249,7 +258,7 @@ class TorchModel:
     def read_block(self, state: DenseState, prefix: Prefix, lengths: Sequence[int]) -> TorchPass:
         """Positions are added before every layer, as in the published drafter."""
         state.encode()
-        decoder, committed = self.transformer.decoder, prefix.lengths
+        decoder, (read, committed) = self.transformer.decoder, prefix_tokens(prefix)
         masks = send(lengths, committed.device)  # (B,)
         width = max(lengths)
         longest = max(len(output) + length for output, length in zip(prefix.outputs, lengths))
@@ -261,7 +270,7 @@ class TorchModel:
         row = torch.arange(len(prefix), device=committed.device)[:, None]
 
         tokens = torch.full((len(prefix), len(place)), prefix.symbols.mask, device=committed.device)
-        tokens[:, : prefix.longest] = prefix.tokens[:, 1 : prefix.longest + 1]
+        tokens[:, : prefix.longest] = read[:, 1 : prefix.longest + 1]
         ends = (committed + masks)[:, None]  # (B, 1)
         tokens[(place >= committed[:, None]) & (place < ends)] = prefix.symbols.mask
         x = decoder.embedding.embed(tokens)  # (B, T, D)

@@ -5,23 +5,24 @@ R rows computed by a recorded pass, W predictions of each, K guesses, C candidat
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, candidates_of, forbid, numbered
+from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, numbered
 from specdec_plugins.decoding.backends.reading import NOT_WANTED
+from specdec_plugins.decoding.backends.torch import trees
+from specdec_plugins.decoding.backends.torch.candidates import candidates_of, forbid
 from specdec_plugins.decoding.backends.torch.graphs import Executor, Results
 from specdec_plugins.decoding.backends.torch.judge import judge, rank
+from specdec_plugins.decoding.backends.torch.sampling import Table, draw_candidate
+from specdec_plugins.decoding.backends.torch.tensors import send
 from specdec_plugins.decoding.backends.torch.transformer import Decoder
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Beam, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.sampling import Table, draw_candidate
 from specdec_plugins.decoding.search.beam import Ranked
-from specdec_plugins.decoding.tensors import send
-from specdec_plugins.decoding.trees import by_row, nodes_of, tokens_to
+from specdec_plugins.decoding.trees import TreeDraft, by_row, nodes_of, tokens_to
 from specdec_plugins.decoding.values import DeviceDraft, Distribution, Draft, Draws, Plan, Verdict, rejecting
 from specdec_plugins.model.spec import Symbols
 
@@ -88,7 +89,6 @@ class TorchPass:
 
     choosing: Choosing
     results: Results
-    judges_trees: ClassVar[bool] = False
 
     def logits(self) -> Tensor:
         return self._wanted("logits")
@@ -127,7 +127,16 @@ class TorchPass:
     def judge(
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
     ) -> Verdict:
+        if isinstance(draft, TreeDraft):
+            return trees.judge(self, draft, bounds, tolerances, draws)
         return judge(self.choosing.executor, self.logits(), draft, bounds, tolerances, draws)
+
+    @torch.inference_mode()
+    def likeliest(self, places: Sequence[tuple[int, int]], count: int) -> list[list[tuple[float, int]]]:
+        logits = self.logits()
+        numbers = send(list(zip(*places)), logits.device)
+        best = logits[tuple(numbers)].float().log_softmax(-1).topk(min(count, logits.size(-1)))
+        return [list(zip(*each)) for each in zip(best.values.tolist(), best.indices.tolist())]
 
     @torch.inference_mode()
     def rank(self, draft: Draft, bounds: Bounds, beams: Sequence[Beam | None]) -> list[list[Ranked]]:

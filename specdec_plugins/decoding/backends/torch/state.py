@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.cache import KVCache, hide
 from specdec_plugins.decoding.backends.sources import Sources
+from specdec_plugins.decoding.backends.torch.cache import KVCache, hide
+from specdec_plugins.decoding.backends.torch.tensors import send
 from specdec_plugins.decoding.requests import Source
-from specdec_plugins.decoding.tensors import send
 
 
 class DenseState:

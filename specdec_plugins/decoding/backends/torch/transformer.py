@@ -4,23 +4,21 @@ B rows, S source positions, Q positions computed, T positions seen, D width, V v
 wide.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.cache import hide
+from specdec_plugins.decoding.backends.torch.cache import hide
 from specdec_plugins.decoding.backends.torch.layers import Embedding, Layer, capped, rotation_of, through, turn, whole
+from specdec_plugins.decoding.backends.torch.tensors import send, source_tokens
 from specdec_plugins.decoding.backends.torch.weights import Weights
+from specdec_plugins.decoding.loading import COPY, DRAFT_VOCABULARY, SUCCESSOR, spread
 from specdec_plugins.decoding.requests import Source
-from specdec_plugins.formats.spec import DrafterModel, Model, symbol_faults, tensor_faults, tensor_shapes
+from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.model.spec import ModelSpec
-
-
-class UnsupportedModel(ValueError):
-    """A model that this forward cannot run; the message names every reason."""
 
 
 def heads(linear: Callable[[Tensor], Tensor], states: Tensor, own: Tensor | None) -> Tensor:
@@ -47,7 +45,7 @@ class Encoder:
         self.norm = weights.norm("encoder.layer_norm", side.norm) if side.final_norm else None
 
     def __call__(self, source: Source) -> Tensor:
-        tokens, lengths = source.tokens, source.lengths
+        tokens, lengths = source_tokens(source), send(source.sizes, source.device)
         place = torch.arange(tokens.size(1), device=tokens.device)
         x = self.embedding(tokens, place.expand_as(tokens))
         padded = min(source.sizes) < source.longest  # by the host's numbers, without a sync
@@ -96,7 +94,7 @@ class Decoder:
         self.cap = spec.output.cap
         embeddings, self.vocabulary = self.embedding.tokens, None
         if drafts and DRAFT_VOCABULARY in weights:
-            self.vocabulary = draft_vocabulary(weights(DRAFT_VOCABULARY), len(self.projection))  # from here on that is V
+            self.vocabulary = weights(DRAFT_VOCABULARY)  # (V',), from here on V
             tied = self.projection is embeddings
             embeddings = embeddings[self.vocabulary]
             self.projection = embeddings if tied else self.projection[self.vocabulary]
@@ -134,46 +132,6 @@ class Decoder:
         return capped(F.linear(features, self.projection, self.bias), self.cap)
 
 
-def spread(wanted: int, available: int) -> list[int]:
-    """So many of the available layers, evenly spread and ending with the last."""
-    return [(index + 1) * available // wanted - 1 for index in range(wanted)]
-
-
-# A drafter may restrict its output to the tokens listed here (FR-Spec, Zhao et al. 2025): a few thousand make up most text, and
-# the other logits would be half of a shallow drafter's work.
-DRAFT_VOCABULARY = "decoder.draft_vocabulary"
-COPY = "decoder.copy_attn.weight"
-SUCCESSOR = "decoder.successor"
-POSITIONS = "encoder.embed_positions.weight"
-
-
-def draft_vocabulary(tokens: Tensor, size: int) -> Tensor:
-    """Validate and return these tokens (V',), whose indices are those of the drafter's logits. Raises UnsupportedModel."""
-    proper = tokens.dtype == torch.int64 and tokens.dim() == 1 and len(tokens) > 0
-    if not proper or not (tokens[1:] > tokens[:-1]).all() or not 0 <= int(tokens[0]) <= int(tokens[-1]) < size:
-        raise UnsupportedModel(f"{DRAFT_VOCABULARY} must list tokens below {size:,} in ascending order, as int64")
-    return tokens
-
-
-def drafter_shapes(given: Mapping[str, Tensor], width: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of what a drafter of this width has beside its spec, if ``given``: tokens that it drafts, a source copy, a successor
-    network."""
-    more: dict[str, tuple[int, ...]] = {}
-    if DRAFT_VOCABULARY in given:
-        more[DRAFT_VOCABULARY] = tuple(given[DRAFT_VOCABULARY].shape)  # its values are checked: `draft_vocabulary`
-    if COPY in given:
-        more[COPY] = (width, width)
-    if f"{SUCCESSOR}.out.weight" in given:
-        hidden = given[f"{SUCCESSOR}.out.weight"].shape[-1:].numel()
-        more |= {
-            f"{SUCCESSOR}.from_feature.weight": (hidden, width),
-            f"{SUCCESSOR}.from_feature.bias": (hidden,),
-            f"{SUCCESSOR}.from_token.weight": (hidden, width),
-            f"{SUCCESSOR}.out.weight": (width, hidden),
-        }
-    return more
-
-
 @dataclass(frozen=True)
 class Transformer:
     """A loaded model."""
@@ -183,26 +141,9 @@ class Transformer:
     decoder: Decoder
 
     @classmethod
-    def load(cls, model: Model | DrafterModel, encoder: Encoder | None = None, packing: bool = False) -> "Transformer":
-        """Build a model on its tensors, with another's encoder if given. Raises UnsupportedModel naming every fault.
-
-        ``packing``: a backend will pack the weights, and nothing else reads them.
-        """
-        drafter = model if isinstance(model, DrafterModel) else None
-        if model.spec is None:
-            raise UnsupportedModel(f"drafter '{drafter and drafter.code}' is no Transformer")
-        faults = [] if model.spec.decoder.layers or drafter else ["a decoder without layers"]
-        if not faults:
-            more = drafter_shapes(model.tensors, model.spec.decoder.width) if drafter else {}
-            faults = tensor_faults(model.spec, tensor_shapes(model.tensors), more)
-        if not faults:
-            faults = symbol_faults(
-                model.spec, *(len(model.tensors[f"{side}.embed_tokens.weight"]) for side in ("encoder", "decoder"))
-            )
-        sides = model.spec.encoder, model.spec.decoder
-        if COPY in model.tensors and len({sides[0].width, sides[1].width, sides[1].key_width}) > 1:
-            faults.append("a source copy with an encoder, a decoder and keys of different widths")
-        if faults:
-            raise UnsupportedModel("; ".join(faults))
-        weights, hosts = Weights(model.tensors, packing), drafter.hosts if drafter else 0
-        return cls(model.spec, encoder or Encoder(weights, model.spec), Decoder(weights, model.spec, drafter is not None, hosts))
+    def load(cls, model: Model | DrafterModel, encoder: Encoder | None = None) -> "Transformer":
+        """Build a model (see `loading.checked`) on its tensors, with another's encoder if given."""
+        assert model.spec is not None
+        weights, drafts = Weights(model.tensors), isinstance(model, DrafterModel)
+        decoder = Decoder(weights, model.spec, drafts, model.hosts if isinstance(model, DrafterModel) else 0)
+        return cls(model.spec, encoder or Encoder(weights, model.spec), decoder)

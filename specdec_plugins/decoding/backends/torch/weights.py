@@ -3,7 +3,7 @@
 D width.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,8 +16,8 @@ from specdec_plugins.model import spec as parts
 class Weights:
     """Tensors by name."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], packing: bool = False):
-        self.tensors, self.packing = tensors, packing
+    def __init__(self, tensors: Mapping[str, Tensor]):
+        self.tensors = tensors
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
@@ -31,7 +31,7 @@ class Weights:
         biases = [self(f"{name}.bias") for name in names if f"{name}.bias" in self]
         if len(names) == 1:
             return Linear(weights[0], biases[0] if biases else None)
-        return Joined(weights, biases) if self.packing else Linear(torch.cat(weights), torch.cat(biases) if biases else None)
+        return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
 
     def norm(self, name: str, spec: parts.Norm) -> "Norm":
         return Norm(self(f"{name}.weight"), self(f"{name}.bias") if spec.bias else None, spec.rms, spec.eps)
@@ -40,21 +40,10 @@ class Weights:
 @dataclass(frozen=True)
 class Linear:
     weight: Tensor  # (out, in)
-    bias: Tensor | None  # (out,); no default, which Joined would take for its own
+    bias: Tensor | None  # (out,)
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
-
-
-class Joined(Linear):
-    """Projections to pack: they are joined whenever they are read, so that no second copy stays in memory."""
-
-    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor]):
-        object.__setattr__(self, "parts", {"weight": weights, "bias": biases})
-
-    def __getattr__(self, name: str) -> Tensor | None:
-        some = self.__dict__["parts"][name]
-        return torch.cat(some) if some else None
 
 
 @dataclass(frozen=True)

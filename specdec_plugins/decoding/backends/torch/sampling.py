@@ -14,9 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.noise import Purpose, exponential, token_bits
+from specdec_plugins.decoding.backends.torch.noise import exponential, token_bits
+from specdec_plugins.decoding.backends.torch.tensors import pad_rows, send
+from specdec_plugins.decoding.noise import Purpose
 from specdec_plugins.decoding.options import Sampling
-from specdec_plugins.decoding.tensors import pad_rows, send
 from specdec_plugins.decoding.values import Draws
 
 

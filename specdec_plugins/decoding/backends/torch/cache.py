@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.tensors import send
+from specdec_plugins.decoding.backends.torch.tensors import send
 
 
 class KVCache:

@@ -8,8 +8,8 @@ if it is that sample. So drafts don't change the output. A drafter that draws wi
 
 from torch import Tensor
 
+from specdec_plugins.decoding.backends.torch.sampling import Table, draw
 from specdec_plugins.decoding.noise import Purpose
-from specdec_plugins.decoding.sampling import Table, draw
 
 
 def choose(weights: Tensor, table: Table) -> Tensor:

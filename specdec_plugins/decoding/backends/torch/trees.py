@@ -20,13 +20,16 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.backends import Pass
-from specdec_plugins.decoding.constraints import Bounds, repeat_table, repeated, restrict
-from specdec_plugins.decoding.noise import Purpose, uniform
+from specdec_plugins.decoding.backends.torch.arrays import tensor
+from specdec_plugins.decoding.backends.torch.constraints import repeat_table, repeated, restrict
+from specdec_plugins.decoding.backends.torch.noise import uniform
+from specdec_plugins.decoding.backends.torch.sampling import Table, draw, warp
+from specdec_plugins.decoding.backends.torch.tensors import send
+from specdec_plugins.decoding.constraints import Bounds
+from specdec_plugins.decoding.noise import Purpose
 from specdec_plugins.decoding.options import Tolerance
-from specdec_plugins.decoding.sampling import Table, draw, warp
-from specdec_plugins.decoding.tensors import send
 from specdec_plugins.decoding.trees import ROOT, TreeDraft, depths, nodes_of, path_to, tokens_to
-from specdec_plugins.decoding.values import Draft, Draws, Verdict, rejecting
+from specdec_plugins.decoding.values import Draft, Draws, Verdict
 
 
 class Accepted(NamedTuple):
@@ -61,8 +64,6 @@ def judge(
     scores: Pass, draft: TreeDraft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None
 ) -> Verdict:
     """Judge trees by a pass that has read each row's last token and its nodes."""
-    if scores.judges_trees and not (draws and rejecting(draws)):
-        return scores.judge(draft, bounds, tolerances, draws)
     forest = Forest(draft, bounds, draws)
     rejects = [draw is not None and draw.sampling.rule == "rejection" for draw in draws or [None] * len(draft.tokens)]
     by_path = [row for row, walks in enumerate(rejects) if not walks]
@@ -83,7 +84,7 @@ def longest_paths(scores: Pass, forest: Forest, rows: Sequence[int], tolerances:
     node itself. The root is an empty chain.
     """
     tokens, parents = forest.draft.tokens, forest.draft.parents
-    logits, nodes = scores.logits(), nodes_of(forest.draft, rows)
+    logits, nodes = tensor(scores.logits()), nodes_of(forest.draft, rows)
     before = [(row, ROOT if node == ROOT else parents[row][node]) for row, node in nodes]
     width = logits.size(1)
     pairs = [[row * width + parent + 1, row * width + node + 1] for (row, node), (_, parent) in zip(nodes, before)]
@@ -116,7 +117,7 @@ def best_path(parents: Sequence[int], judged: Sequence[tuple[int, int, list[floa
 
 def walk(scores: Pass, forest: Forest, rows: Sequence[int]) -> list[Accepted]:
     """By the rejection rule. Position 0 of a row's logits is after its root, position i + 1 after node i."""
-    tokens, parents, logits = forest.draft.tokens, forest.draft.parents, scores.logits()
+    tokens, parents, logits = forest.draft.tokens, forest.draft.parents, tensor(scores.logits())
     device, width, nodes = logits.device, logits.size(1), nodes_of(forest.draft, rows)
     numbers = {node: number for number, node in enumerate(nodes)}
     after = logits.flatten(0, 1)[send([row * width + node + 1 for row, node in nodes], device)]  # (N, V)

@@ -10,8 +10,9 @@ without a distribution is a point mass.
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.noise import Purpose, uniform
-from specdec_plugins.decoding.sampling import Table, draw
+from specdec_plugins.decoding.backends.torch.noise import uniform
+from specdec_plugins.decoding.backends.torch.sampling import Table, draw
+from specdec_plugins.decoding.noise import Purpose
 from specdec_plugins.decoding.values import Distribution
 
 

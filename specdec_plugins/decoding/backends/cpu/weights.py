@@ -1,0 +1,168 @@
+"""An encoder's or decoder's tensors (`formats/spec.py`) packed for the kernels.
+
+D width, V vocabulary, L layers, H heads, K width of a head, G width of a successor network.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from specdec_plugins.decoding.backends.cpu.binding import TILE, Engine, NativeLinear, Norm, Screen, Stack, floats, mapped
+from specdec_plugins.decoding.loading import COPY, DRAFT_VOCABULARY, SUCCESSOR, spread
+from specdec_plugins.formats.arrays import array
+from specdec_plugins.formats.positions import buckets, rotations
+from specdec_plugins.formats.spec import DrafterModel, Model
+from specdec_plugins.model import spec as parts
+from specdec_plugins.model.spec import ModelSpec, SideSpec
+
+
+class Weights:
+    """A checked model's arrays by name, and packed in ``dtype``."""
+
+    def __init__(self, model: Model | DrafterModel, engine: Engine, dtype: str):
+        assert model.spec is not None
+        self.tensors, self.spec, self.engine, self.dtype = model.tensors, model.spec, engine, dtype
+        self.drafts, self.hosts = isinstance(model, DrafterModel), getattr(model, "hosts", 0)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def __call__(self, name: str) -> np.ndarray:
+        return array(self.tensors[name])
+
+    def linear(self, *names: str) -> NativeLinear:
+        """One product of several projections of the same input, which all have a bias, or none."""
+        weights = [self(f"{name}.weight") for name in names]
+        biases = [self(f"{name}.bias") for name in names if f"{name}.bias" in self]
+        return self.packed(joined(weights), joined(biases) if biases else None)
+
+    def packed(self, weight: np.ndarray, bias: np.ndarray | None) -> NativeLinear:
+        return NativeLinear(weight, bias, self.dtype, self.engine.library)
+
+    def norm(self, name: str, spec: parts.Norm) -> Norm:
+        return Norm(floats(self(f"{name}.weight")), floats(self(f"{name}.bias")) if spec.bias else None, spec.rms, spec.eps)
+
+    def stack(self, name: str, last: Norm | None, **output) -> Stack:
+        """The side ``name``, with its ``last`` norm; ``output`` are options of `Stack` for its results."""
+        side: SideSpec = getattr(self.spec, name)
+        rotary, placed, cross = side.attention.rotary, side.embedding.offset is not None, name == "decoder"
+        stack = Stack(
+            self.engine,
+            side,
+            self(f"{name}.embed_tokens.weight"),
+            self(f"{name}.embed_positions.weight") if placed else None,
+            rotation=rotations(side.max_positions, side.head_width, rotary.theta) if rotary else None,
+            zero_start=cross and self.spec.zero_start,
+            embedding_norm=self.norm(f"{name}.layernorm_embedding", side.norm) if side.embedding.norm else None,
+            last_norm=last,
+            **output,
+        )
+        entries = spread(side.layers, self.hosts) if self.hosts and cross else range(side.layers)
+        for index, place in enumerate(entries):
+            self._add_layer(stack, f"{name}.layers.{index}", side, cross, place)
+        mapped.unload()
+        return stack
+
+    def _add_layer(self, stack: Stack, name: str, side: SideSpec, cross: bool, entries: int) -> None:
+        spec, own, source = side.attention, f"{name}.self_attn", f"{name}.encoder_attn"
+        linears = {
+            "qkv": self.linear(*(f"{own}.{part}_proj" for part in "qkv")),
+            "out": self.linear(f"{own}.out_proj"),
+            "fc1": self.linear(f"{name}.fc1"),
+            "fc2": self.linear(f"{name}.fc2"),
+        }
+        around = {"": own, "final_": f"{name}.final"}
+        if cross:
+            linears |= {"cross_query": self.linear(f"{source}.q_proj"), "cross_out": self.linear(f"{source}.out_proj")}
+            around["cross_"] = source
+        if side.feed_forward.gated:
+            linears["gate"] = self.linear(f"{name}.gate")
+        norms = {f"{prefix}norm": self.norm(f"{part}_layer_norm", side.norm) for prefix, part in around.items()}
+        if side.norms == "both":
+            norms |= {f"{prefix}after_norm": self.norm(f"{part}_after_norm", side.norm) for prefix, part in around.items()}
+        if spec.head_norm:
+            turned = {"query": f"{own}.q", "key": f"{own}.k"} | ({"cross_query": f"{source}.q"} if cross else {})
+            if cross and not self.hosts:
+                turned["cross_key"] = f"{source}.k"
+            norms |= {f"{role}_norm": self.norm(f"{part}_norm", spec.head_norm) for role, part in turned.items()}
+        relative = None
+        if spec.relative is not None:  # (H, 2 R + 1) by the key's distance ahead
+            numbers = buckets(spec.relative.buckets, spec.relative.distance, not cross)
+            relative = floats(self(f"{own}.relative.weight"))[list(numbers)].T
+        stack.add_layer(linears, norms, relative, entries)
+
+
+def joined(some: Sequence[np.ndarray]) -> np.ndarray:
+    return some[0] if len(some) == 1 else np.concatenate(some)
+
+
+class Successor(NamedTuple):
+    """Relates neighbouring tokens: adds P[c] . relu(G x + T[t]) to the logit of token c after token t, x being the hidden state.
+
+    With the embeddings E, T = E W_token and P = E W_out are computed once.
+    """
+
+    gate: NativeLinear  # G
+    tokens: np.ndarray  # T (V, G)
+    out: np.ndarray  # P (V, G)
+
+
+class Output:
+    """What follows a decoder's layers."""
+
+    def __init__(self, weights: Weights):
+        spec: ModelSpec = weights.spec
+        side, scale = spec.decoder, spec.output.scale
+        norm = weights.norm("decoder.layer_norm", side.norm) if side.final_norm else None
+        self.norm = norm and norm.scaled(scale)
+        embeddings, self.weight = (weights(f"decoder.{name}.weight") for name in ("embed_tokens", "output_projection"))
+        self.bias = weights("decoder.output_projection.bias") if spec.output.bias else None  # (V,)
+        self.vocabulary: list[int] | None = None  # the token of each logit, if not all have one; from here on that is V
+        if weights.drafts and DRAFT_VOCABULARY in weights:
+            drafted = weights(DRAFT_VOCABULARY)
+            tied, self.vocabulary = self.weight is embeddings, drafted.tolist()
+            embeddings = embeddings[drafted]
+            self.weight = embeddings if tied else self.weight[drafted]
+            self.bias = None if self.bias is None else self.bias[drafted]
+        self.successor: Successor | None = None
+        if weights.drafts and f"{SUCCESSOR}.out.weight" in weights:
+            token, out = weights(f"{SUCCESSOR}.from_token.weight"), weights(f"{SUCCESSOR}.out.weight")  # (G, D), (D, G)
+            gate = weights.linear(f"{SUCCESSOR}.from_feature")
+            self.successor = Successor(gate, product(embeddings, token.T), product(self.weight, out))
+        self.copy = weights(COPY) if weights.drafts and COPY in weights else None  # (D, D)
+
+
+def product(table: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """table (V, D) @ matrix (D, G) in float32, without a copy of a large table in it."""
+    return joined([floats(table[first : first + (1 << 15)]) @ floats(matrix) for first in range(0, len(table), 1 << 15)])
+
+
+def screen_of(output: Output, dtype: str, engine: Engine) -> Screen | None:
+    """Of an int4 drafter with a large output layer. At width 512 a trained one (V 6,583) drafts as it would by exact logits; at
+    width 256 2 % of the tokens are others."""
+    size, width = output.weight.shape
+    if dtype != "int4" or size <= 4096 or width < 512:
+        return None
+    return Screen(output.weight, output.bias, width // 4 // TILE * TILE, engine.library)
+
+
+class Embeddings:
+    """A side's embeddings without their norm, for the source copy."""
+
+    def __init__(self, weights: Weights, name: str):
+        self.spec, self.tokens = getattr(weights.spec, name).embedding, weights(f"{name}.embed_tokens.weight")
+        self.positions = None if self.spec.offset is None else weights(f"{name}.embed_positions.weight")
+
+    def copied(self, sentences: Sequence[Sequence[int]], weight: np.ndarray) -> np.ndarray:
+        """(N, S, 2 D) keys and values of the source copy for N sentences, undefined past their ends; ``weight`` (D, D) is
+        `Output.copy`."""
+        longest, width = max(map(len, sentences)), self.tokens.shape[1]
+        found, weight = np.zeros((len(sentences), longest, 2 * width), np.float32), floats(weight)
+        for entries, tokens in zip(found, sentences):
+            embedded = floats(self.tokens[list(tokens)]) * np.float32(self.spec.scale)
+            first = self.spec.offset or 0
+            placed = 0 if self.positions is None else floats(self.positions[first : first + len(tokens)])
+            entries[: len(tokens), :width] = (embedded + placed) @ weight  # W p . k = p . (k W)
+            entries[: len(tokens), width:] = embedded
+        return found
