@@ -36,7 +36,7 @@ class Noting(GlideDrafter):
             return draft
 
         self.noted.append(noted)
-        return draft_in_turn(prefix, plan, choose)
+        return draft_in_turn(prefix, plan, choose, self.model.xp)
 
 
 def main() -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY
 from specdec_plugins.decoding.drafters import glide
+from specdec_plugins.decoding.loading import DRAFT_VOCABULARY
 from specdec_plugins.formats.spec import DrafterModel, Model, shapes, sinusoidal_table
 from specdec_plugins.model.spec import Attention, Embedding, FeedForward, ModelSpec, SideSpec, Symbols
 

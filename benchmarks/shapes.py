@@ -128,7 +128,7 @@ def predictable(pair: "Pair") -> tuple["Model", "DrafterModel"]:
     """
     import torch
 
-    from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY
+    from specdec_plugins.decoding.loading import DRAFT_VOCABULARY
 
     verifier, drafter = pair.verifier, pair.drafter
     assert drafter is not None

@@ -4,8 +4,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.assembly import assemble
@@ -15,6 +13,7 @@ from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.options import Tree
 from specdec_plugins.decoding.roles import Controller, Drafter, Roles
 from specdec_plugins.decoding.verifier import Unverified, accept_all
+from specdec_plugins.extras import needed
 from specdec_plugins.formats.folder import Pair
 from specdec_plugins.formats.spec import extended
 from specdec_plugins.settings import OptionError, Settings
@@ -23,7 +22,7 @@ DRAFTING = ("specdec", "drafter")  # strategies that draft
 USUAL_BLOCK_SIZE = 8  # of a drafter that is not in a model folder
 
 
-def assign(pair: Pair, settings: Settings, device: torch.device, trained: int, own: Drafter | None) -> Roles:
+def assign(pair: Pair, settings: Settings, device: str, trained: int, own: Drafter | None) -> Roles:
     """The loop's roles. The drafter is ``own`` if given, else the settings' choice; ``trained`` is its block size in training.
 
     Raises ValueError for what the drafter does not support.
@@ -94,10 +93,10 @@ def beyond_training(pair: Pair, positions: int, drafting: bool = True) -> Pair:
     return replace(pair, **models)
 
 
-def usable_device(name: str) -> torch.device:
-    """The torch device called ``name``. Raises ValueError if it is not available."""
-    try:
-        torch.zeros(1, device=name)
-        return torch.device(name)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {name}: {str(error).splitlines()[0]}") from None
+def usable_device(name: str) -> str:
+    """The device. Raises ValueError if it is not available, ImportError if only PyTorch could use it."""
+    if name != "cpu":
+        with needed("torch", f"device {name}"):
+            from specdec_plugins.decoding.backends.torch.loaded import check
+        check(name)
+    return name

@@ -12,7 +12,7 @@ from dataclasses import replace
 from threading import get_ident
 from typing import Literal
 
-import torch
+import numpy as np
 
 from specdec_plugins import assignment
 from specdec_plugins.assignment import DRAFTING
@@ -74,6 +74,8 @@ class Engine:
         self.max_source, self.max_target = self.limits.source_positions, self.limits.target_positions - 1
         device = assignment.usable_device(settings.device)
         if settings.strategy == "fairseq":
+            import torch
+
             from specdec_plugins.measure.fairseq_generator import FairseqGenerator
 
             torch.set_num_threads(settings.threads or THREADS)
@@ -188,7 +190,7 @@ class Engine:
         usual = MAX_LEN_B if self.rules.limit is None or settings.max_len_a else self.rules.limit
         return usual if settings.max_len_b is None else settings.max_len_b
 
-    def attention(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
+    def attention(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[np.ndarray]:
         """(T, S) for each source, eos included, and output, without: how much each output token attends to each source token.
 
         Raises ValueError for a strategy that does not load the verifier.

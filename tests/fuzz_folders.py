@@ -25,10 +25,10 @@ import torch
 from naive import altered, random_model
 from safetensors.torch import load_file, save_file
 
-from specdec_plugins.decoding.backends.torch.transformer import COPY, DRAFT_VOCABULARY
 from specdec_plugins.decoding.datastore import Datastore
 from specdec_plugins.decoding.drafters import glide
 from specdec_plugins.decoding.drafters.eagle import shape as eagle_shape
+from specdec_plugins.decoding.loading import COPY, DRAFT_VOCABULARY
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.folder import Pair, load_folder, load_parts, save_folder
 from specdec_plugins.formats.huggingface import FAMILIES, t5

@@ -9,7 +9,8 @@ from reference import EOS, PAD, drafted
 from support import SHAPES, SYMBOLS, WORDS, commit, load, sentences, shaken, standing
 
 from specdec_plugins.decoding.backends.torch.passes import TorchPass
-from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter, Network, Options
+from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter, Options
+from specdec_plugins.decoding.networks.block_causal import Network
 from specdec_plugins.decoding.networks.drafter_code import DECAY, Batch, FrozenVerifier
 from specdec_plugins.decoding.networks.masking import leading_right, many_blocks, many_starts
 from specdec_plugins.decoding.values import Draft, uniform

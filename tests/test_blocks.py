@@ -16,9 +16,9 @@ from specdec_plugins.decoding.assembly import assemble
 from specdec_plugins.decoding.backends.cpu import model as kernels
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import load_pair
-from specdec_plugins.decoding.backends.torch.weights import Weights
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.control.fixed import FixedLength
+from specdec_plugins.decoding.loading import checked
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.options import Beam, Tree
 from specdec_plugins.decoding.requests import Request
@@ -109,10 +109,9 @@ def test_forward_is_the_specs(case):
 @torch.inference_mode()
 def test_kernels_compute_the_spec(case, variant):  # noqa: F811
     model = model_with(case)
-    engine, _ = load_pair(model, None)
-    assert not kernels.obstacles(engine)
+    assert not kernels.obstacles(model)
     pairs = cases(case, model.spec.symbols)
-    found = read_twice(kernels.load(engine, None, "float32", 2)[0], pairs, model.spec.symbols.start)
+    found = read_twice(kernels.load(*checked(model, None), "float32", 2)[0], pairs, model.spec.symbols.start)
     for (source, target), each in zip(pairs, found):
         torch.testing.assert_close(each.double(), logits(model, source, target), rtol=3e-4, atol=3e-4)
 
@@ -123,7 +122,7 @@ def test_distances_beyond_the_last_bucket(variant):  # noqa: F811
     side, rng = side_with("T5's buckets", altered(SIDE, max_positions=400)), random.Random(1)
     model = random_model(ModelSpec(side, side, Output(bias=True)), SIZE, SIZE)
     pair = [rng.choices(range(4, SIZE), k=length) for length in (190, 170)]
-    engines = (kernels.load(load_pair(model, None)[0], None, "float32", 2)[0],
+    engines = (kernels.load(*checked(model, None), "float32", 2)[0],
                TorchModel(load_pair(model, None, dtype=torch.float64)[0]))  # fmt: skip
     found, wanted = (read_twice(engine, [pair], model.spec.symbols.start)[0] for engine in engines)
     torch.testing.assert_close(found.double(), wanted, rtol=3e-4, atol=3e-4)
@@ -211,26 +210,6 @@ def test_an_architecture_outside_the_package(dtype):
     guessed, stats = outputs_of((model, None), dtype, 5, requests, Knowing([tokens for tokens, _ in plain], 0.2))
     same(plain, guessed, dtype)
     assert stats.mean_accepted_length > 1.5
-
-
-@pytest.mark.parametrize("biased", [True, False])
-def test_projections_are_joined(biased):
-    """At once, and whenever they are read."""
-    tensors = {f"{name}.weight": torch.randn(width, 8) for name, width in (("q", 8), ("k", 4))}
-    tensors |= {f"{name}.bias": torch.randn(width) for name, width in (("q", 8), ("k", 4)) if biased}
-    once, always = (Weights(tensors, packing).linear("q", "k") for packing in (False, True))
-    x = torch.randn(3, 8)
-    assert once(x).equal(always(x)) and (once.bias is not None) == biased
-
-
-def test_matrices_to_pack_stay_as_stored():
-    """In float16; norms and tables are widened."""
-    model = model_with("T5")
-    half = Model(model.spec, {name: tensor.half() for name, tensor in model.tensors.items()})
-    placed = load_pair(half, None, packing=True)[0]
-    layer = placed.decoder.layers[0]
-    assert {each.weight.dtype for each in (layer.qkv, layer.out, layer.fc1, layer.gate, layer.fc2)} == {torch.float16}
-    assert layer.attention.relative.dtype == layer.around.before.weight.dtype == torch.float32
 
 
 def test_buckets():

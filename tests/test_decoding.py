@@ -26,6 +26,7 @@ from support import (
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.torch.constraints import restrict
+from specdec_plugins.decoding.backends.torch.tensors import prefix_tokens
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.loop import speculative_decode
@@ -230,7 +231,7 @@ class Recorder(Knowing):
         self.admitted, self.batches = [], []
 
     def admit(self, state, source):
-        self.admitted += [row[:length] for row, length in zip(source.tokens.tolist(), source.lengths.tolist())]
+        self.admitted += source.sentences
 
     def propose(self, state, prefix, plan):
         self.batches.append(len(prefix))
@@ -340,8 +341,9 @@ def test_what_the_models_see_is_what_was_committed():
             draft = Draft([[rng.randrange(4, 9) for _ in range(rng.randrange(1, 9))] for _ in outputs])
             prefix.commit(Iterations.of(draft, accept_all(None, draft), EOS))
             outputs = [output + new for output, new in zip(outputs, draft.tokens)]
-        assert prefix.lengths.tolist() == list(map(len, outputs))
-        for row, output in zip(prefix.tokens, outputs):
+        tokens, lengths = prefix_tokens(prefix)
+        assert lengths.tolist() == list(map(len, outputs))
+        for row, output in zip(tokens, outputs):
             assert row[: len(output) + 1].tolist() == [EOS, *output]
         if rng.random() < 0.2:
             order = rng.sample(range(len(prefix)), max(0, len(prefix) - 1))

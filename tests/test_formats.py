@@ -18,8 +18,8 @@ from specdec_plugins.decoding.backends.cpu import model as cpu
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import load_pair
-from specdec_plugins.decoding.backends.torch.transformer import UnsupportedModel
 from specdec_plugins.decoding.compiled import library
+from specdec_plugins.decoding.loading import UnsupportedModel
 from specdec_plugins.decoding.options import Beam
 from specdec_plugins.decoding.requests import Source
 from specdec_plugins.formats import fairseq
@@ -132,12 +132,11 @@ def test_kernels_compute_the_spec(case):
     spec = SPECS[case]
     spec = replace(spec, encoder=altered(spec.encoder, **WIDE), decoder=altered(spec.decoder, **WIDE))
     model = random_model(spec, SIZE, SIZE + 3)
-    engine, _ = load_pair(model, None)
     if not library():
         pytest.skip("the kernels were not compiled for this machine")
-    assert not cpu.obstacles(engine)
+    assert not cpu.obstacles(model)
     pairs = cases(case, spec.symbols)
-    found = read_twice(cpu.load(engine, None, "float32", 1)[0], pairs, spec.symbols.start)
+    found = read_twice(cpu.load(model, None, "float32", 1)[0], pairs, spec.symbols.start)
     for (source, target), each in zip(pairs, found):
         torch.testing.assert_close(each.double(), logits(model, source, target), rtol=2e-4, atol=2e-4)
 

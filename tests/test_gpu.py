@@ -23,7 +23,7 @@ from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, GRAPH_BYTES, Eager, Recorder, cuda_graphs
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import load_pair
-from specdec_plugins.decoding.backends.torch.transformer import COPY, DRAFT_VOCABULARY, SUCCESSOR, drafter_shapes
+from specdec_plugins.decoding.loading import COPY, DRAFT_VOCABULARY, SUCCESSOR, drafter_shapes
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.verifier import ModelVerifier

@@ -20,10 +20,10 @@ from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.alignment import Aligner
 from specdec_plugins.decoding.backends.cpu import binding, model
-from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.drafters.block import BlockDrafter
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
+from specdec_plugins.decoding.loading import checked
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.options import Beam, Sampling, Tolerance, Tree
 from specdec_plugins.decoding.requests import Request
@@ -155,8 +155,8 @@ def case(seed):
     heads = Heads(verifier.spec.decoder.layers - 1, (0,), rng.random() < 0.5)
 
     def results(kernels):
-        models = load_pair(verifier, drafter)
-        assert not any(model.obstacles(each) for each in models if each)
+        models = checked(verifier, drafter)
+        assert not any(model.obstacles(each) for each in models if each and each.spec)
         first, second = model.load(*models, dtype, threads, drafting, compiled.library(kernels))
         role = NoDrafter()
         if second is not None:

@@ -18,13 +18,13 @@ from test_kernels import DTYPES, ROLES, on_kernels, variant, wide_drafter, wide_
 from test_native_loop import both, controllers, requests_of, roles_of, run, with_vocabulary
 from test_sampling import improbability
 
-from specdec_plugins.decoding import compiled, noise
+from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.cpu.passes import CpuPass
 from specdec_plugins.decoding.backends.cpu.rules import NativeSampling
-from specdec_plugins.decoding.backends.torch import rejection
+from specdec_plugins.decoding.backends.torch import noise, rejection
 from specdec_plugins.decoding.backends.torch.constraints import repeat_table, repeated, restrict
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchModel
@@ -198,8 +198,9 @@ def test_judging_is_the_references(vocabulary, variant):  # noqa: F811
 
 def dense(distribution, vocabulary):
     """(B, K, V) float64 probabilities."""
-    result = torch.zeros(*distribution.tokens.shape[:2], vocabulary, dtype=torch.float64)
-    return result.scatter_add_(2, distribution.tokens, distribution.probabilities.double())
+    tokens, probabilities = map(torch.as_tensor, distribution)
+    result = torch.zeros(*tokens.shape[:2], vocabulary, dtype=torch.float64)
+    return result.scatter_add_(2, tokens, probabilities.double())
 
 
 @pytest.mark.parametrize("gate", [False, True])

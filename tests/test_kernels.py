@@ -41,6 +41,7 @@ from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.drafters.block import BlockDrafter
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
+from specdec_plugins.decoding.loading import checked
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Request, Source
@@ -120,7 +121,7 @@ def test_product(variant, dtype):
             expected = (expected / scale).round() * scale
         expected = expected @ rounded(weight, dtype).T + bias
         linear = binding.NativeLinear(weight, bias, dtype)
-        results = [linear(engine, x) for engine in (engines if rows > 12 else engines[:1])]
+        results = [torch.from_numpy(linear(engine, x)) for engine in (engines if rows > 12 else engines[:1])]
         assert all(torch.equal(result, results[0]) for result in results)
         # Quantising halves one way or the other, in the last bit of float32, moves a result by a step.
         torch.testing.assert_close(results[0].double(), expected, rtol=1e-5, atol=0.1 if quantised else 1e-4)
@@ -137,7 +138,9 @@ def test_no_product_of_integers_wraps(variant, dtype):
     linear, engine = binding.NativeLinear(weight, None, dtype), binding.Engine(1)
     expected = most * torch.stack([signs, -signs])
     for rows in slice(None), slice(1), slice(1, 2):
-        torch.testing.assert_close(linear(engine, x[rows]), expected[rows], rtol=1e-3, atol=0)  # sums of floats round
+        torch.testing.assert_close(
+            torch.from_numpy(linear(engine, x[rows])), expected[rows], rtol=1e-3, atol=0
+        )  # sums of floats round
     with pytest.raises(ValueError, match=f"{most + binding.TILE:,} inputs; {dtype} weights have at most {most // 1000}"):
         binding.NativeLinear(torch.ones(32, most + binding.TILE), None, dtype)
     assert binding.MOST_INPUTS["int4"] > MAX_WIDTH and binding.MOST_INPUTS["int8"] > 2 * MAX_WIDTH  # heads read a token, too
@@ -158,7 +161,7 @@ def test_products_are_the_same_on_all_instruction_sets(dtype, variants):
             x[3, ::2], x[4, 5] = 1e-38, float("nan")
             linear = binding.NativeLinear(weight, bias, dtype)
             for rows, threads in itertools.product((1, 2, 3, *range(5, 50, 3), 63, 64, 65, 80), (1, 2)):
-                results.append(linear(binding.Engine(threads), x[:rows]))
+                results.append(torch.from_numpy(linear(binding.Engine(threads), x[:rows])))
         return results
 
     first, *others = [products() for _ in variants()]
@@ -180,7 +183,7 @@ def wide_drafter(seed=1, **changes):
 
 
 def on_kernels(verifier, drafter=None, dtype="float32", threads=2):
-    models = [model and model.transformer for model in load(verifier, drafter, dtype=torch.float32)]
+    models = checked(engine_model(*verifier), drafter and engine_model(*drafter))
     assert not any(cpu.obstacles(model) for model in models if model)
     return cpu.load(*models, dtype, threads)
 
@@ -425,7 +428,7 @@ def test_beginning_is_pytorchs(variant, width, size):
     query, weight, bias = (torch.randn(*shape, generator=generator) for shape in ((size,), (width, size), (width,)))
     for scale, length in itertools.product((0.1, 1.0, 30.0), (1, 2, 17, 60)):
         encoded = torch.randn(length, size, generator=generator)
-        found = cpu.NativeBeginning(engine, scale * query, weight, bias)(encoded)
+        found = torch.from_numpy(cpu.NativeBeginning(engine, scale * query, weight, bias)(encoded))
         expected = transformer.beginning(*(each.double() for each in (encoded, scale * query, weight, bias)))
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
 

@@ -18,7 +18,7 @@ from fuzz_folders import SIZE
 from safetensors.torch import load_file, save_file
 
 from specdec_plugins.decoding import compiled
-from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY
+from specdec_plugins.decoding.loading import DRAFT_VOCABULARY
 from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import Distribution, Draft
 from specdec_plugins.formats import checkpoint

@@ -13,8 +13,8 @@ from conftest import make_drafter, make_verifier, model_settings
 from reference import chances, sampled_all, warped
 from support import DRAFTERS, EOS, WORDS, Knowing, load, make_pair, make_tilt, run, sentences, tilted_verifier
 
-from specdec_plugins.decoding import sampling as sampling_module
 from specdec_plugins.decoding.backends.torch import coupled, rejection
+from specdec_plugins.decoding.backends.torch import sampling as sampling_module
 from specdec_plugins.decoding.backends.torch.noise import philox, token_bits, uniform
 from specdec_plugins.decoding.backends.torch.sampling import Table, draw, warp
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter

@@ -401,7 +401,7 @@ def test_distributions_of_a_draft_in_turn_are_its_own():
         probabilities.fill_(len(made) / 10)
         return Draft([[5 + len(made)]], Distribution(tokens, probabilities))
 
-    draft = draft_in_turn(prefix, Plan([3]), choose)
+    draft = draft_in_turn(prefix, Plan([3]), choose, torch)
     assert made == [0, 1, 2] and draft.tokens == [[6, 7, 8]]
     assert draft.distribution.tokens[0, :, 0].tolist() == [1, 2, 3]
     assert draft.distribution.probabilities[0, :, 1].tolist() == pytest.approx([0.1, 0.2, 0.3])
@@ -420,7 +420,7 @@ def test_a_draft_ends_with_the_token_that_makes_it_improbable():
         return draft
 
     def drafted(length, least):
-        return [*map(len, draft_in_turn(prefix, Plan([length] * 4, least=least), choose).tokens)]
+        return [*map(len, draft_in_turn(prefix, Plan([length] * 4, least=least), choose, torch).tokens)]
 
     assert drafted(4, 0.6) == [3, 2, 4, 4]  # 0.9, 0.72, 0.504; 0.9, 0.36
     assert drafted(4, 0.5) == [4, 2, 4, 4] and drafted(2, 0.5) == [2, 2, 2, 2] and drafted(4, 0.0) == [4] * 4

@@ -19,8 +19,10 @@ from specdec_plugins.decoding.backends.torch.cache import KVCache
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import Placement, load_pair
 from specdec_plugins.decoding.backends.torch.state import DenseState
-from specdec_plugins.decoding.backends.torch.transformer import Transformer, UnsupportedModel
+from specdec_plugins.decoding.backends.torch.tensors import source_tokens
+from specdec_plugins.decoding.backends.torch.transformer import Transformer
 from specdec_plugins.decoding.drafters.block import BlockDrafter
+from specdec_plugins.decoding.loading import UnsupportedModel
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.values import Draft, uniform
@@ -343,9 +345,10 @@ def test_another_encoder_is_run_itself(case):
     assert loaded.encoder is not model.encoder
     source = Source(sentences(5, seed=2), SYMBOLS)
     for fairseq_model, engine in ((verifier, model), (drafter, loaded)):
-        expected = fairseq_model.encoder(source.tokens, src_lengths=source.lengths)["encoder_out"][0].transpose(0, 1)
-        found = source.encoded_by(engine.encoder)
-        for row, length in enumerate(source.lengths):
+        lengths = torch.tensor(source.sizes)
+        expected = fairseq_model.encoder(source_tokens(source), src_lengths=lengths)["encoder_out"][0].transpose(0, 1)
+        found = source.made_by(engine.encoder)
+        for row, length in enumerate(source.sizes):
             torch.testing.assert_close(found[row, :length], expected[row, :length], rtol=1e-9, atol=1e-9)
 
 

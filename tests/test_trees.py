@@ -3,7 +3,6 @@
 import math
 import random
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -37,6 +36,7 @@ from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
+from specdec_plugins.decoding.backends.torch.passes import TorchPass
 from specdec_plugins.decoding.control.fixed import ALWAYS
 from specdec_plugins.decoding.drafters import Rows
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
@@ -368,12 +368,17 @@ def test_trees_of_drafters_without_weights(dtype, make):
     assert rates[1] > rates[0] > 1
 
 
+def predicting(logits):
+    """A pass of PyTorch's with these logits."""
+    return TorchPass(None, {"logits": logits})
+
+
 def test_recycled_trees():
     """They have the likeliest successors that the verifier had."""
     drafter = Recycling()
     logits = torch.randn(2, 3, WORDS, generator=torch.Generator().manual_seed(1))
     draft = TreeDraft([[7, 8], [5]], [[-1, 0], [-1]])
-    drafter.observe(Rows([5, 6]), SimpleNamespace(logits=lambda: logits), draft, None)  # the later 5 counts
+    drafter.observe(Rows([5, 6]), predicting(logits), draft, None)  # the later 5 counts
     for token, (row, place) in {5: (1, 1), 6: (1, 0), 7: (0, 1), 8: (0, 2)}.items():
         expected = sorted(range(WORDS), key=lambda number: -logits[row, place, number])[:8]
         assert [follower for _, follower in drafter.branches[token]] == expected
@@ -421,7 +426,7 @@ def test_recycling_branches_from_what_chains_taught():
     draft = drafter.propose(state, prefix, Plan([3], tree=Tree(9)))
     assert sorted(paths_of(draft.tokens[0], draft.parents[0])) == [(7,), (7, 9), (7, 9, 6), (7, 9, 8)]
     logits = torch.randn(1, 5, WORDS, generator=torch.Generator().manual_seed(0))
-    state.rows, scores = [3], SimpleNamespace(logits=lambda: logits)
+    state.rows, scores = [3], predicting(logits)
     drafter.observe(state, scores, TreeDraft([[7, 9, 6, 8]], [[-1, 0, 1, 1]]), None)
     assert [drafter.successors[token] for token in (3, 7, 9, 6, 8)] == logits[0].argmax(-1).tolist()
 

@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> None:
     ready.readable(options.drafter, options.draft_vocabulary)
     import torch
 
-    from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY
+    from specdec_plugins.decoding.loading import DRAFT_VOCABULARY
     from specdec_plugins.formats import folder as model_folder
     from specdec_plugins.settings import Settings
     from specdec_plugins.translator import Translator

@@ -1,27 +1,25 @@
 """From models to roles: loads both models on the best backend, and builds the drafter and the verifier over them."""
 
-import torch
+import sys
 
 from specdec_plugins.cpus import usual_threads
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.backends.cpu import model as cpu
-from specdec_plugins.decoding.backends.torch.graphs import EAGER, Executor, Recorder, cuda_graphs
-from specdec_plugins.decoding.backends.torch.model import TorchModel
-from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.compiled import chosen
+from specdec_plugins.decoding.loading import checked
 from specdec_plugins.decoding.roles import Drafter, NoDrafter
 from specdec_plugins.decoding.verifier import ModelVerifier
+from specdec_plugins.extras import needed
 from specdec_plugins.formats.spec import DrafterModel, Model
 
-RECORDINGS = 1 / 8  # of a GPU's memory that recorded passes may take
-THREADS = usual_threads()  # before anything here changes torch's choice
+THREADS = usual_threads()
 
 
 def assemble(
     verifier: Model,
     drafter: DrafterModel | None,
-    device: torch.device | str = "cpu",
+    device: str = "cpu",
     dtype: str = "float32",
     threads: int | None = None,
     kernels: str | None = None,
@@ -42,39 +40,39 @@ def assemble(
 def load(
     verifier: Model,
     drafter: DrafterModel | None,
-    device: torch.device | str = "cpu",
+    device: str = "cpu",
     dtype: str = "float32",
     threads: int | None = None,
     kernels: str | None = None,
 ) -> tuple[LoadedModel, LoadedModel | None]:
     """Both models on one backend; None for a drafter that is not one of our Transformers. Raises ValueError as `assemble`."""
     drafter = drafter and drafters.as_transformer(drafter, verifier)
-    where, automatic = torch.device(device), dtype == "auto"
+    kind, automatic = device.partition(":")[0], dtype == "auto"
     narrow = [each.spec for each in (verifier, drafter) if each and each.spec and not each.spec.float16]
     if automatic:
-        dtype = {"cpu": "int8", "cuda": "bfloat16" if narrow else "float16"}.get(where.type, "float32")
+        dtype = {"cpu": "int8", "cuda": "bfloat16" if narrow else "float16"}.get(kind, "float32")
     if dtype == "float16" and narrow:
         raise ValueError("float16: this model's hidden states exceed its range; use bfloat16 or float32")
-    if dtype == "int8" and where.type != "cpu":
+    if dtype == "int8" and kind != "cpu":
         raise ValueError(f"int8 runs only on CPUs, not on device {device}")
-    if where.type == "cpu" and dtype in cpu.DTYPES:
+    why = f"device {device}" if kind != "cpu" else f"data type {dtype} on CPUs"
+    if kind == "cpu" and dtype in cpu.DTYPES:
         library = chosen(kernels)
-        models = load_pair(verifier, drafter, device, torch.float32, packing=True)
-        obstacles = [each for model in models if model for each in cpu.obstacles(model)]
+        verifier, drafter = checked(verifier, drafter)
+        obstacles = [each for model in (verifier, drafter) if model and model.spec for each in cpu.obstacles(model)]
         if not obstacles:
-            torch.set_num_threads(1)  # PyTorch's idle threads would compete with the kernels'
+            if "torch" in sys.modules:
+                sys.modules["torch"].set_num_threads(1)  # its idle threads would compete with the kernels'
             own = drafters.kernels_dtype(drafter.code) if drafter else dtype
-            return cpu.load(*models, dtype, threads or THREADS, own, library)
+            return cpu.load(verifier, drafter, dtype, threads or THREADS, own, library)
+        reasons = "; ".join(dict.fromkeys(obstacles))
         if kernels is not None:
-            raise ValueError(f"kernels for {kernels} cannot run this model: {'; '.join(dict.fromkeys(obstacles))}")
+            raise ValueError(f"kernels for {kernels} cannot run this model: {reasons}")
         if automatic:
             dtype = "float32"
         if dtype == "int8":
-            raise ValueError(f"int8 needs the CPU kernels: {'; '.join(dict.fromkeys(obstacles))}")
-    torch.set_num_threads(threads or THREADS)
-    first, second = load_pair(verifier, drafter, device, getattr(torch, dtype))
-    executor: Executor = EAGER
-    if where.type == "cuda":
-        memory = torch.cuda.get_device_properties(where).total_memory
-        executor = Recorder(cuda_graphs(where), most=int(RECORDINGS * memory))
-    return TorchModel(first, executor), TorchModel(second, executor) if second else None
+            raise ValueError(f"int8 needs the CPU kernels: {reasons}")
+        why = f"without the CPU kernels ({reasons}), decoding"
+    with needed("torch", why):
+        from specdec_plugins.decoding.backends.torch import loaded
+    return loaded.load(verifier, drafter, device, dtype, threads or THREADS)

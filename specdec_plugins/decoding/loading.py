@@ -36,8 +36,8 @@ class UnsupportedModel(ValueError):
 
 
 def checked(verifier: Verifier, drafter: DrafterModel | None) -> tuple[Verifier, DrafterModel | None]:
-    """The models, with the verifier's tensors in the drafter for equal ones. Raises UnsupportedModel naming what cannot run: tensors
-    that cannot be weights, shapes that do not fit a spec, vocabularies of different sizes."""
+    """The models, with the verifier's tensors in the drafter for equal ones. Raises UnsupportedModel naming what cannot run:
+    tensors that cannot be weights, shapes that do not fit a spec, vocabularies of different sizes."""
     _check_weights(verifier, drafter)
     for model in (verifier, drafter):
         if model is not None and model.spec is not None and (faults := _faults(model)):

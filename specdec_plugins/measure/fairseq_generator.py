@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from specdec_plugins.decoding.backends.torch.tensors import send, source_tokens
 from specdec_plugins.decoding.options import Beam
 from specdec_plugins.decoding.requests import Hypothesis, Request, Source
 from specdec_plugins.decoding.stats import DecodeStats
@@ -20,7 +21,7 @@ from specdec_plugins.model.spec import Symbols
 class FairseqGenerator:
     """fairseq's `SequenceGenerator` for the engine's requests. Raises ValueError for a model that fairseq does not support."""
 
-    def __init__(self, model: Model, beam: Beam, device: torch.device, dtype: torch.dtype):
+    def __init__(self, model: Model, beam: Beam, device: str, dtype: torch.dtype):
         checkpoint = checkpoint_of(replace(model, spec=replace(model.spec, forced=())))
         logging.getLogger("fairseq").setLevel(logging.WARNING)  # importing it reports missing optional packages
         with needed("train", "strategy fairseq"):
@@ -72,10 +73,11 @@ class FairseqGenerator:
         for batch in batches(requests, rows, max_tokens):
             stats.lap(None, self.device)
             source = Source([request.tokens for request in batch], Symbols(), self.device)
-            left = torch.full_like(source.tokens, pad)  # fairseq pads sources on the left
+            tokens = source_tokens(source)
+            left = torch.full_like(tokens, pad)  # fairseq pads sources on the left
             for row, request in enumerate(batch):
-                left[row, left.size(1) - len(request.tokens) :] = source.tokens[row, : len(request.tokens)]
-            sample = {"net_input": {"src_tokens": left, "src_lengths": source.lengths}}
+                left[row, left.size(1) - len(request.tokens) :] = tokens[row, : len(request.tokens)]
+            sample = {"net_input": {"src_tokens": left, "src_lengths": send(source.sizes, self.device)}}
             limit = min(int(max_len_a * left.size(1) + max_len_b), self.limits - 1)
             generator.min_len = min(requests[0].min_length, limit)
             forced = torch.tensor([self.forced] * len(batch), device=self.device) if self.forced else None

@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Protocol, TypeVar, cast
 
-import torch
+import numpy as np
 
 from specdec_plugins.decoding.control.steady import Steady
 from specdec_plugins.decoding.loop import TOGETHER, Session
@@ -423,7 +423,7 @@ class SharedEngine(Engine):
     def give_way(self) -> None:
         self.guest.give_way()
 
-    def attention(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
+    def attention(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[np.ndarray]:
         read, parts = super().attention, [pairs[start : start + TOGETHER] for start in range(0, len(pairs), TOGETHER)]
         return [each for part in parts for each in self.guest.on_engine(partial(read, part))]
 

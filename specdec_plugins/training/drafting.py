@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding import drafters
-from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY
 from specdec_plugins.decoding.drafters import options_of
+from specdec_plugins.decoding.loading import DRAFT_VOCABULARY
 from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier, network_of
 from specdec_plugins.formats.files import whole
 from specdec_plugins.formats.spec import DrafterModel, Model, fingerprint

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from specdec_plugins.decoding.backends.torch.tensors import source_tokens
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier
 from specdec_plugins.decoding.requests import Source
 
@@ -68,5 +69,7 @@ def batch_of(pairs: Sequence[Pair], verifier: FrozenVerifier) -> Batch:
     """What a drafter's loss reads of pairs, which follows the verifier's special tokens."""
     symbols = verifier.spec.symbols
     prefixes, targets = [[symbols.start, *pair.target] for pair in pairs], [[*pair.target, symbols.eos] for pair in pairs]
-    source, prefix, target = (Source(rows, symbols).tokens for rows in ([pair.source for pair in pairs], prefixes, targets))
+    source, prefix, target = (
+        source_tokens(Source(rows, symbols)) for rows in ([pair.source for pair in pairs], prefixes, targets)
+    )
     return Batch(source, prefix, target, symbols, verifier)

@@ -130,9 +130,13 @@ class LoadedModel(Protocol):
 
     spec: ModelSpec
     device: str
-    xp: Any  # the module of its arrays: numpy or torch
     on_device: bool  # whether its passes choose a `DeviceDraft`
     target_vocabulary: int  # its size
+
+    @property
+    def xp(self) -> Any:
+        """The module of its arrays: numpy or torch."""
+        ...
 
     @property
     def runner(self) -> Callable[..., Any] | None:
@@ -188,8 +192,8 @@ class LoadedModel(Protocol):
         """Weights of a model's file as an array of its own, in the data type of hidden states."""
         ...
 
-    def host(self, array: Array) -> np.ndarray:
-        """The array in the host's memory, in float32; valid as long as the array."""
+    def host(self, values: Array) -> np.ndarray:
+        """An array in the host's memory, in float32; valid as long as the array."""
         ...
 
     def bytes_for(self, source: int, target: int) -> int:

@@ -17,9 +17,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
-import torch
-from torch import Tensor
-
 from specdec_plugins.decoding.backends import LoadedModel, RowState
 from specdec_plugins.decoding.backends.reading import Reading, Visible
 from specdec_plugins.decoding.options import USUAL_BUDGET, Budget

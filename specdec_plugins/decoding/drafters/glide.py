@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from specdec_plugins.decoding.backends import LoadedModel, RowState
 from specdec_plugins.decoding.backends.reading import Reading
-from specdec_plugins.decoding.backends.torch.transformer import spread
 from specdec_plugins.decoding.drafters import after_the_last, draft_in_turn, joined, kept, options_of, over_the_verifier
 from specdec_plugins.decoding.drafters.block import loaded, within_positions
+from specdec_plugins.decoding.loading import spread
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.recipes import InTurn
 from specdec_plugins.decoding.roles import Drafter, Traits

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.drafters.block_state import Options, shape
-from specdec_plugins.decoding.drafters.hydra import RelatedHeads
 from specdec_plugins.decoding.drafters.medusa import POSITIONS
 from specdec_plugins.decoding.networks.decoder import Unrolled, adopt, decoder_of, embedded, initial
 from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier
+from specdec_plugins.decoding.networks.hydra import RelatedHeads
 
 
 class Network(RelatedHeads):

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from specdec_plugins.decoding.backends.torch.cache import hide
 from specdec_plugins.decoding.backends.torch.layers import Context, Layer, through
-from specdec_plugins.decoding.backends.torch.transformer import Decoder, spread
+from specdec_plugins.decoding.backends.torch.transformer import Decoder
 from specdec_plugins.decoding.backends.torch.weights import Weights
+from specdec_plugins.decoding.loading import spread
 from specdec_plugins.formats.spec import shapes
 from specdec_plugins.model.spec import ModelSpec
 

@@ -17,7 +17,7 @@ B sentences, S source positions, T target positions, D width, V vocabulary.
 
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,7 @@ from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.cache import hide
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import Placement
+from specdec_plugins.decoding.backends.torch.tensors import send
 from specdec_plugins.decoding.backends.torch.transformer import Transformer
 from specdec_plugins.decoding.networks.cross_entropy import cross_entropy
 from specdec_plugins.decoding.networks.decoder import Unrolled, embedded
@@ -104,9 +105,9 @@ class FrozenVerifier:
     @torch.no_grad()
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """(B, S, D) encoder output, undefined at padding, and the mask (B, 1, 1, S) to add to attention scores."""
-        sources = Source(without(source, self.spec.symbols.pad), self.spec.symbols, source.device)
+        sources = Source(without(source, self.spec.symbols.pad), self.spec.symbols, str(source.device))
         encoded = self.transformer.encoder(sources)
-        past = torch.arange(sources.longest, device=source.device) >= sources.lengths[:, None]
+        past = torch.arange(sources.longest, device=source.device) >= send(sources.sizes, source.device)[:, None]
         return encoded, hide(past, encoded.dtype)[:, None, None]
 
     @torch.no_grad()
@@ -142,7 +143,7 @@ class FrozenVerifier:
         """(B, T, V) logits and (B, T, D) hidden states after each token of a prefix, undefined at padding; no gradient."""
         sources, tokens = (without(each, self.spec.symbols.pad) for each in (source, prefix))
         state = self.model.start(len(sources))
-        state.admit(Source(sources, self.spec.symbols, source.device))
+        state.admit(Source(sources, self.spec.symbols, str(source.device)))
         done = self.model.read(state, Reading(tokens, [0] * len(tokens), want=Want(features=True)))
         return done.logits().clone(), done.features().clone()  # copies, usable in autograd
 

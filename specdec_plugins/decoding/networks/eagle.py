@@ -5,9 +5,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from specdec_plugins.decoding.drafters.eagle import Options, shape
-from specdec_plugins.decoding.drafters.medusa import states_before
 from specdec_plugins.decoding.networks.decoder import Unrolled, adopt, decoder_of, embedded, initial
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss
+from specdec_plugins.decoding.networks.medusa import states_before
 
 DECAY = 0.85  # weight of a step's loss relative to the previous step's: later ones are used less often
 

@@ -5,9 +5,9 @@ from typing import cast
 from torch import Tensor, nn
 
 from specdec_plugins.decoding.drafters.hydra import Options
-from specdec_plugins.decoding.drafters.medusa import HeadsNetwork
 from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier
 from specdec_plugins.decoding.networks.masking import ManyBlocks
+from specdec_plugins.decoding.networks.medusa import HeadsNetwork
 from specdec_plugins.decoding.networks.successor import Successor
 
 

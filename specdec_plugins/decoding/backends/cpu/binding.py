@@ -99,6 +99,7 @@ class NativeLinear(Handle):
     def __init__(self, weight: np.ndarray, bias: np.ndarray | None, dtype: str, library: Library | None = None):
         """Pack ``weight`` (O, I) in ``dtype``, one of `KINDS`; ``bias`` (O,) or None. Raises ValueError for other shapes, and for
         more than `MOST_INPUTS`."""
+        weight = array_of(weight)
         if weight.ndim != 2 or weight.shape[1] % TILE or (bias is not None and bias.shape != weight.shape[:1]):
             shapes = [None if each is None else tuple(each.shape) for each in (weight, bias)]
             raise ValueError(f"weight and bias of a linear layer are {shapes}, not (O, I) and (O,) with I a multiple of {TILE}")
@@ -180,7 +181,8 @@ class Stack(Handle):
         """
         self.engine, self.projection, self.gate, self.screen = engine, projection, gate, screen
         # Passes read them: tokens as they are stored, so that a mapped file's rows are read as they are needed.
-        tokens = np.ascontiguousarray(tokens) if tokens.dtype.name in TABLES else floats(tokens)
+        tokens = np.ascontiguousarray(array_of(tokens))
+        tokens = tokens if tokens.dtype.name in TABLES else floats(tokens)
         positions, rotation = (None if table is None else floats(table) for table in (positions, rotation))
         self.tables = tokens, positions, rotation
         self.width, self.vocabulary = side.width, projection.outputs if projection else 0

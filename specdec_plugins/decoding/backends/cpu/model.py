@@ -6,6 +6,7 @@ the pass. Weights are float32, bfloat16 or int8; everything else is float32.
 B rows, Q tokens read, W of them with a prediction, S source positions, D width, V vocabulary.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -18,6 +19,7 @@ from specdec_plugins.decoding.backends.cpu.binding import (
     Buffer,
     Engine,
     NativeLinear,
+    Stack,
     address,
     floats,
     integers,
@@ -162,11 +164,13 @@ class CpuModel:
         weights = Weights(model, engine, dtype)
         self.spec, self.engine, self.dtype = weights.spec, engine, dtype
         self.encoder = encoder or CpuEncoder(weights)
-        self.output = output = Output(weights)
-        same = other is not None and other.dtype == dtype and other.output.weight is output.weight
+        output = Output(weights)
+        self.projected = None if output.vocabulary else output.weight  # (V, D)
+        same = other is not None and other.dtype == dtype and other.projected is output.weight
         projection = other.stack.projection if other and same else weights.packed(output.weight, output.bias)
-        self.successor, self.copy, self.vocabulary = output.successor, output.copy, output.vocabulary
-        self.stack = weights.stack(
+        self.successor, self.copy = output.successor, output.copy
+        self.vocabulary: list[int] | None = output.vocabulary
+        self.stack: Stack = weights.stack(
             "decoder",
             output.norm,
             projection=projection,
@@ -175,12 +179,13 @@ class CpuModel:
             screen=screen_of(output, dtype, engine),
         )
         side = self.spec.decoder
-        self.layers, self.width, self.entry = side.layers, side.width, 2 * side.key_width
+        self.layers, self.entry = side.layers, 2 * side.key_width
+        self.width: int = side.width
         memory = [f"decoder.layers.{layer}.encoder_attn.{part}_proj" for layer in range(side.layers) for part in "kv"]
         self.memory = weights.linear(*memory) if memory and not weights.hosts else None  # (L 2 G K, D)
         self.sources = Embeddings(weights, "encoder")
         self.source_vocabulary, self.target_vocabulary = len(self.sources.tokens), len(weights("decoder.embed_tokens.weight"))
-        self.token_ids = None if self.vocabulary is None else integers(self.vocabulary)
+        self.token_ids: array | None = None if self.vocabulary is None else integers(self.vocabulary)
         self.logits, self.gates, self.features, self.attention, self.block = (Buffer() for _ in range(5))
 
     @cached_property
@@ -199,8 +204,8 @@ class CpuModel:
     def array(self, values: Any) -> np.ndarray:
         return floats(values)
 
-    def host(self, array: np.ndarray) -> np.ndarray:
-        return array
+    def host(self, values: np.ndarray) -> np.ndarray:
+        return values
 
     def _remember(self, source: Source, numbers: Sequence[int], cache: KVCache, slots: Sequence[int]) -> None:
         """See `Remember`. The source copy's keys and values are a last layer."""

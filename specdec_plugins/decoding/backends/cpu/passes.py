@@ -42,7 +42,7 @@ class CpuPass:
     def of(cls, model: "CpuModel", logits: np.ndarray, **others: np.ndarray | None) -> "CpuPass":
         """A pass whose results, with logits (B, W, V), were computed elsewhere."""
         done = cls(model, *logits.shape[:2])
-        done.results = {"logits": floats(logits), **{name: each for name, each in others.items() if each is not None}}
+        done.results = {"logits": floats(logits), **{name: array_of(each) for name, each in others.items() if each is not None}}
         return done
 
     def run(self) -> None:
@@ -82,10 +82,10 @@ class CpuPass:
         return address(gates), 0 if gates is None else gates.shape[2]
 
     def candidates(self, prefix: Prefix) -> Candidates:
-        from specdec_plugins.decoding.backends.torch.candidates import candidates_of
+        from specdec_plugins.decoding.backends.torch.candidates import of_arrays
 
-        model = self.model
-        return candidates_of(self.logits(), self.results.get("gates"), model.successor, model.vocabulary, prefix)
+        logits, model = self.logits(), self.model
+        return of_arrays(logits, self.results.get("gates"), model.successor, model.vocabulary, prefix)
 
     def scores(self, tokens: Sequence[Sequence[int]]) -> list[list[float]]:
         logits, engine, scores = self.logits(), self.model.engine, array("f", bytes(4 * self.rows * self.width))

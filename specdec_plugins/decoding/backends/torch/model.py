@@ -85,7 +85,7 @@ class TorchModel:
         encoder, decoder = self.transformer.encoder, self.transformer.decoder
         if decoder.memory is None:
             return
-        chosen = span(numbers, source.device)
+        chosen = span(numbers, cache.data.device)
         cache.put(rows, torch.stack(decoder.remember(source.made_by(encoder)[chosen])))  # (L, N, S, 2 G K)
         if decoder.copy is not None:
             cache.put(rows, encoder.embedding.copied(source_tokens(source)[chosen], decoder.copy), len(decoder.layers))
@@ -97,8 +97,8 @@ class TorchModel:
     def array(self, values: Array) -> Tensor:
         return tensor(values).to(self.target_embeddings)
 
-    def host(self, array: Tensor) -> np.ndarray:
-        return array.float().cpu().numpy()
+    def host(self, values: Tensor) -> np.ndarray:
+        return values.float().cpu().numpy()
 
     def linear(self, weight: Array, bias: Array) -> Callable[[Tensor], Tensor]:
         return Linear(self.array(weight), self.array(bias))
