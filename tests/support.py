@@ -12,6 +12,7 @@ from conftest import make_drafter, make_verifier, model_settings
 from specdec_plugins.decoding import compiled, drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.cpu import binding
+from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import load_pair
@@ -139,7 +140,7 @@ class Tilted:
         done = self.model.read(state, reading)
         if parents is None:
             return self._tilted(done, [position + first for position, first in zip(positions, firsts)])
-        logits = done.logits().clone()
+        logits = tensor(done.logits()).clone()
         for row, (position, first, follows) in enumerate(zip(positions, firsts, within_rows(tokens, parents))):
             added = self.tilt[[position + depth - 1 for depth in depths(follows)][first:]].to(logits)
             logits[row, : len(added)] += added
@@ -149,7 +150,7 @@ class Tilted:
         return self._tilted(self.model.read_block(state, prefix, lengths), list(map(len, prefix.outputs)))
 
     def _tilted(self, done, starts):
-        logits = done.logits().clone()  # a recorded pass computes more rows
+        logits = tensor(done.logits()).clone()  # a recorded pass computes more rows
         places = torch.tensor(starts)[:, None] + torch.arange(logits.size(1))
         logits[: len(starts)] += self.tilt[places.clamp(max=len(self.tilt) - 1)].to(logits)
         return done.with_logits(logits)

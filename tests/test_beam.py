@@ -20,6 +20,7 @@ from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends.cpu.passes import CpuPass
 from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.passes import TorchPass
 from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats
@@ -54,7 +55,7 @@ def test_candidates_are_the_best_allowed_tokens(backend):
         else:
             done = CpuPass.of(on_kernels(wide_verifier())[0], logits.clone())
         found = done.rank(Draft([[] for _ in beams]), bounds, beams)
-        assert torch.equal(done.logits(), logits)  # restored
+        assert torch.equal(tensor(done.logits()), logits)  # restored
         for row, (beam, every) in enumerate(zip(beams, found)):
             assert len(every) == (beam is not None)
             if beam is None:
@@ -274,7 +275,7 @@ def test_on_the_kernels_a_search_is_the_naive_one_on_their_scores_in_any_batch(d
         def logits(prefix, source=request.tokens):
             state = model.start(1)
             state.admit(Source([source], SYMBOLS))
-            return model.read(state, Reading([[EOS, *prefix]], [0])).logits()[0, -1].clone()
+            return tensor(model.read(state, Reading([[EOS, *prefix]], [0])).logits())[0, -1].clone()
 
         expected, tied = expected_of(logits, request, 1e-4)
         assert tied or [tokens for tokens, _ in expected] == [alone[request.index, n][0] for n in range(len(expected))]

@@ -8,6 +8,7 @@ from conftest import make_batch, make_drafter, make_verifier, model_settings
 from reference import EOS, PAD, drafted
 from support import SHAPES, SYMBOLS, WORDS, commit, load, sentences, shaken, standing
 
+from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.passes import TorchPass
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter, Options
 from specdec_plugins.decoding.networks.block_causal import Network
@@ -131,7 +132,7 @@ def test_drafts_with_a_cache_equal_drafts_without(shape, monkeypatch):
         block = rng.randrange(1, 8)
         monkeypatch.setattr(TorchPass, "choose", lambda self, prefix, lengths: Draft([[] for _ in lengths]))
         role.propose(state, prefix, uniform(len(prefix), block))
-        logits = passes[-1].logits()
+        logits = tensor(passes[-1].logits())
         for row, (source, output) in enumerate(zip(sources, prefix.outputs)):
             torch.testing.assert_close(logits[row], drafted(plugin, source, output, block), rtol=1e-5, atol=1e-5)
         for _ in range(rng.randrange(1, 3)):

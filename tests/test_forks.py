@@ -8,6 +8,7 @@ from test_kernels import on_kernels, wide_verifier
 from test_session import KERNELS
 
 from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.drafters.small import SmallDrafter
 from specdec_plugins.decoding.requests import Source
@@ -65,7 +66,7 @@ def test_forks_go_on_apart(backend):
     def alone(source, tokens, draft):
         state = model.start(1)
         state.admit(Source([source], SYMBOLS))
-        logits = model.read(state, Reading([[EOS, *tokens, *draft]], [0])).logits()
+        logits = tensor(model.read(state, Reading([[EOS, *tokens, *draft]], [0])).logits())
         return logits[0, len(tokens) : len(tokens) + len(draft) + 1].clone()
 
     state, prefix = standing(role, sources[:3], [[] for _ in OUTPUTS])
@@ -85,7 +86,7 @@ def test_forks_go_on_apart(backend):
             each.select(order)
         texts = [texts[row] for row in order]
         drafts = [[4 + (seed + row) % WORDS, 5 + row] for row in range(len(order))]
-        logits = role.score(state, prefix, Draft(drafts)).logits().clone()
+        logits = tensor(role.score(state, prefix, Draft(drafts)).logits()).clone()
         for row, ((source, tokens), draft) in enumerate(zip(texts, drafts)):
             expected, found = alone(source, tokens, draft), logits[row, :3]
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-11 if backend == "torch" else 0)

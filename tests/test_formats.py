@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from specdec_plugins.decoding.backends.cpu import model as cpu
 from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends.torch.arrays import tensor as as_tensor
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.compiled import library
@@ -96,11 +97,15 @@ def read_twice(model, pairs, start):
     state.admit(Source([source for source, _ in pairs], Symbols()))
     texts = [[start, *target] for _, target in pairs]
     halves = [(len(text) + 1) // 2 for text in texts]
-    first = model.read(state, Reading([text[:half] for text, half in zip(texts, halves)], [0] * len(texts))).logits().clone()
+    first = as_tensor(
+        model.read(state, Reading([text[:half] for text, half in zip(texts, halves)], [0] * len(texts))).logits()
+    ).clone()
     # The first half's last token is read again, so that every row reads something.
-    second = model.read(
-        state, Reading([text[half - 1 :] for text, half in zip(texts, halves)], [half - 1 for half in halves])
-    ).logits()
+    second = as_tensor(
+        model.read(
+            state, Reading([text[half - 1 :] for text, half in zip(texts, halves)], [half - 1 for half in halves])
+        ).logits()
+    )
     return [
         torch.cat([first[row, : half - 1], second[row, : len(text) - half + 1]])
         for row, (text, half) in enumerate(zip(texts, halves))

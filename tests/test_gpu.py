@@ -20,6 +20,7 @@ from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, GRAPH_BYTES, Eager, Recorder, cuda_graphs
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import load_pair
@@ -206,7 +207,7 @@ def gap(verifier, source, one, two):
     state = verifier.start(1)
     verifier.admit(state, Source([source], verifier.model.spec.symbols))
     read = [verifier.model.spec.symbols.start, *one[:same]]
-    logits = verifier.model.read(state, Reading([read], [0], [same])).logits()[0, -1]
+    logits = tensor(verifier.model.read(state, Reading([read], [0], [same])).logits())[0, -1]
     return (logits.max() - logits[[one[same], two[same]]].min()).item()
 
 

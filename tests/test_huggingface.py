@@ -19,6 +19,7 @@ from support import long_but
 
 from specdec_plugins.commands import import_model, progress, translate
 from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.requests import Source
@@ -215,7 +216,7 @@ def test_logits_are_those_of_transformers(case):
     verifier = ModelVerifier(ours)
     state = verifier.start(len(sources))
     verifier.admit(state, Source(sources, ours.spec.symbols))
-    found = ours.read(state, Reading(targets, [0] * len(targets))).logits()
+    found = tensor(ours.read(state, Reading(targets, [0] * len(targets))).logits())
     for row, target in enumerate(targets):
         assert (found[row, : len(target)] - wanted[row, : len(target)]).abs().max() < 1e-9
 

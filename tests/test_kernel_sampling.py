@@ -31,7 +31,7 @@ from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.sampling import Table, draw, warp
 from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats
 from specdec_plugins.decoding.loop import Session
-from specdec_plugins.decoding.noise import Purpose
+from specdec_plugins.decoding.noise import Purpose, mixed
 from specdec_plugins.decoding.options import Sampling, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Request
@@ -262,7 +262,7 @@ def test_rejection_keeps_the_distribution(kind):
     generator = torch.Generator().manual_seed(4)
     first, second = torch.randn(words, generator=generator), torch.randn(words, words, generator=generator)
     prefix = Prefix()
-    prefix.admit([Request(row, [EOS], 90, 0, sampling=rule, seeds=[noise.mixed(7, row)]) for row in range(rows)])
+    prefix.admit([Request(row, [EOS], 90, 0, sampling=rule, seeds=[mixed(7, row)]) for row in range(rows)])
     names = [0, 1, 2, 3, 4, 8]
     drafter = SimpleNamespace(
         engine=binding.Engine(2),

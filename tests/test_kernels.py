@@ -37,11 +37,12 @@ from specdec_plugins.decoding.backends.cpu import model as cpu
 from specdec_plugins.decoding.backends.cpu.model import CpuModel
 from specdec_plugins.decoding.backends.cpu.passes import CpuPass
 from specdec_plugins.decoding.backends.torch import transformer, weights
+from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.drafters.block import BlockDrafter
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
-from specdec_plugins.decoding.loading import checked
+from specdec_plugins.decoding.loading import DRAFT_VOCABULARY, checked
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Request, Source
@@ -221,7 +222,7 @@ def test_logits_are_pytorchs(shape, dtype, variant):
         state, prefix = standing(role, sources, [[] for _ in sources])
         role.score(state, prefix, Draft(committed)).logits()  # the cache holds nothing of the prefix yet
         commit(prefix, committed)
-        expected.append(role.score(state, prefix, draft).logits())
+        expected.append(tensor(role.score(state, prefix, draft).logits()))
     for row, tokens in enumerate(draft.tokens):
         width = len(tokens) + 1
         torch.testing.assert_close(expected[1][row, :width].double(), expected[0][row, :width], rtol=2e-4, atol=2e-4)
@@ -233,7 +234,7 @@ def test_logits_are_pytorchs(shape, dtype, variant):
 def test_block_drafts_are_pytorchs(shape, copy, variant):
     """Blocks of one width, and of another for each row."""
     given = engine_model(*wide_drafter(src_embedding_copy=copy, **KERNEL_SHAPES[shape]))
-    models = TorchModel(placed(given, torch.float64)), CpuModel(placed(given, torch.float32), binding.Engine(2), "float32")
+    models = TorchModel(placed(given, torch.float64)), CpuModel(given, binding.Engine(2), "float32")
     rng, sources = random.Random(5), sentences(6, seed=4)
     targets = [[rng.randrange(4, WORDS + 4) for _ in range(length)] for length in (3, 0, 7, 1, 12, 3)]
     for lengths in ([1] * 6, [5] * 6, [16] * 6, [3, 0, 1, 7, 2, 5]):
@@ -241,7 +242,7 @@ def test_block_drafts_are_pytorchs(shape, copy, variant):
         for model in models:
             state, prefix = standing(BlockDrafter(model), sources, targets)
             done = model.read_block(state, prefix, lengths)
-            found.append((done.logits().double().clone(), done.choose(prefix, Plan(lengths)).tokens))
+            found.append((tensor(done.logits()).double().clone(), done.choose(prefix, Plan(lengths)).tokens))
         assert found[1][1] == found[0][1]
         for row, length in enumerate(lengths):
             torch.testing.assert_close(found[1][0][row, :length], found[0][0][row, :length], rtol=2e-4, atol=2e-4)
@@ -254,8 +255,8 @@ def test_causal_drafts_are_pytorchs(shape, vocabulary, variant):
     """Pass after pass, with pauses, rows at different lengths and with drafts of their own length."""
     given = engine_model(*wide_drafter(arch="block_causal", successor_width=32, **KERNEL_SHAPES[shape]))
     if vocabulary is not None:
-        given.tensors[transformer.DRAFT_VOCABULARY] = torch.tensor(vocabulary)
-    models = TorchModel(placed(given, torch.float64)), CpuModel(placed(given, torch.float32), binding.Engine(2), "float32")
+        given.tensors[DRAFT_VOCABULARY] = torch.tensor(vocabulary)
+    models = TorchModel(placed(given, torch.float64)), CpuModel(given, binding.Engine(2), "float32")
     found = []
     for model in models:
         rng, sources = random.Random(7), sentences(6, seed=4)
@@ -315,15 +316,15 @@ def test_nothing_depends_on_what_is_beside_it(dtype, variant):
         role, rng = ModelVerifier(model), random.Random(shape)
         sources = sentences(7, seed=2)
         targets = [[rng.randrange(3, WORDS + 4) for _ in range(rng.randrange(14))] for _ in sources]
-        batch = model.encoder(Source(sources, SYMBOLS))
+        batch = tensor(model.encoder(Source(sources, SYMBOLS)))
         state, prefix = standing(role, sources, [[] for _ in sources])
-        together = role.score(state, prefix, Draft(targets)).logits().clone()
+        together = tensor(role.score(state, prefix, Draft(targets)).logits()).clone()
         for row, (source, target) in enumerate(zip(sources, targets)):
-            alone = model.encoder(Source([source], SYMBOLS))
+            alone = tensor(model.encoder(Source([source], SYMBOLS)))
             assert torch.equal(batch[row, : len(source)], alone[0])
             state, prefix = standing(role, [source], [[]])
             for place, token in enumerate([*target, None]):
-                assert torch.equal(role.score(state, prefix, Draft([[]])).logits()[0, 0], together[row, place])
+                assert torch.equal(tensor(role.score(state, prefix, Draft([[]])).logits())[0, 0], together[row, place])
                 if token is not None:
                     commit(prefix, [[token]])
 
@@ -356,9 +357,11 @@ def test_a_pass_and_its_judgement_are_the_same_in_one_call_and_in_two(dtype, var
             if kind == "two calls":
                 done.logits()
             verdict = TopBetaTau()(done, draft, prefix)
-            found.append((verdict, [done.logits()[row, : len(tokens) + 1].tolist() for row, tokens in enumerate(draft.tokens)]))
+            found.append(
+                (verdict, [tensor(done.logits())[row, : len(tokens) + 1].tolist() for row, tokens in enumerate(draft.tokens)])
+            )
             if want.features:
-                assert done.features().shape == (5, 1 + max(map(len, draft.tokens)), 64)
+                assert tensor(done.features()).shape == (5, 1 + max(map(len, draft.tokens)), 64)
             else:
                 with pytest.raises(RuntimeError, match="not asked for that"):
                     done.features()

@@ -134,15 +134,14 @@ def test_is_the_session(drafter, dtype, variant):  # noqa: F811
 
 def with_vocabulary(vocabulary, dtype):
     from support import engine_model
-    from test_transformer import placed
 
     from specdec_plugins.decoding.backends.cpu.model import CpuModel
-    from specdec_plugins.decoding.backends.torch import transformer
+    from specdec_plugins.decoding.loading import DRAFT_VOCABULARY
 
     given = engine_model(*wide_drafter(arch="block_causal", **KERNEL_SHAPES["pre-norm"]))
-    given.tensors[transformer.DRAFT_VOCABULARY] = torch.tensor(vocabulary)
+    given.tensors[DRAFT_VOCABULARY] = torch.tensor(vocabulary)
     verifier = roles_of(False, dtype)[1]
-    return CausalBlockDrafter(CpuModel(placed(given, torch.float32), verifier.model.engine, dtype)), verifier
+    return CausalBlockDrafter(CpuModel(given, verifier.model.engine, dtype)), verifier
 
 
 @torch.inference_mode()

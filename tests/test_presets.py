@@ -10,6 +10,7 @@ from conftest import ROOT
 from specdec_plugins.commands.prepare import parser
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.drafters import options_of
+from specdec_plugins.decoding.networks.drafter_code import network_of
 from specdec_plugins.training import presets
 from specdec_plugins.training.presets.__main__ import main
 
@@ -36,7 +37,7 @@ def test_every_preset_has_every_recipe(name, recipe):
         assert "--src-embedding-copy" in init and "--src-embedding-copy" in drafter
     else:
         code = drafters.find(recipe)
-        assert not init and options_of(code.Options, drafter["--drafter-options"].split()) and hasattr(code, "Network")
+        assert not init and options_of(code.Options, drafter["--drafter-options"].split()) and network_of(code)
         assert "--dropout" not in drafter and "--encoder-layers" not in drafter  # options of another architecture
         verifier = options(settings["verifier_options"])
         for shared in ("--truncate-source", "--max-source-positions", "--skip-invalid-size-inputs-valid-test"):  # of the task

@@ -35,6 +35,7 @@ from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import PATIENCE, BoundedAdmission
 from specdec_plugins.decoding.backends.sources import Slots
+from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.drafters import Rows
 from specdec_plugins.decoding.loop import Session, speculative_decode
@@ -386,8 +387,8 @@ def test_duplicated_rows_go_on_apart(world):
     for each in (fresh, prefix):
         each.select(order)
     drafts = [[11 + row] for row in range(6)]
-    logits = verifier.score(fresh, prefix, Draft([list(draft) for draft in drafts])).logits()
-    again = verifier.score(fresh, prefix, Draft([[*draft, 4] for draft in drafts])).logits()
+    logits = tensor(verifier.score(fresh, prefix, Draft([list(draft) for draft in drafts])).logits())
+    again = tensor(verifier.score(fresh, prefix, Draft([[*draft, 4] for draft in drafts])).logits())
     assert torch.equal(logits[:, :2], again[:, :2]) or torch.allclose(logits[:, :2], again[:, :2], atol=1e-12)
     for row, old in enumerate(order):
         said = [*outputs[old], *drafts[row]]

@@ -21,6 +21,7 @@ from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends.cpu import drafts
 from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.drafters import draft_in_turn, options_of
 from specdec_plugins.decoding.loop import Session, speculative_decode
@@ -220,7 +221,7 @@ def test_vectors_are_read_as_tokens_are(dtype):
     def logits(rows, **embeddings):
         state = model.start(2)
         state.admit(source)
-        done = model.read(state, Reading(rows, [0, 0], [1, 0], **embeddings)).logits().clone()
+        done = tensor(model.read(state, Reading(rows, [0, 0], [1, 0], **embeddings)).logits()).clone()
         return done[0, :2], done[1, :2]
 
     expected = logits(tokens)

@@ -15,6 +15,7 @@ from support import EOS, SHAPES, SYMBOLS, WORDS, commit, decode, engine_model, l
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.backends.sources import Sources
 from specdec_plugins.decoding.backends.torch import transformer
+from specdec_plugins.decoding.backends.torch.arrays import tensor as as_tensor
 from specdec_plugins.decoding.backends.torch.cache import KVCache
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import Placement, load_pair
@@ -115,7 +116,7 @@ def engine_logits(model, source, target):
     state = verifier.start(len(rows))
     verifier.admit(state, Source(rows, SYMBOLS))
     prefix.admit([Request(index, row, 50) for index, row in enumerate(rows)])
-    return verifier.score(state, prefix, Draft(target.tolist())).logits()
+    return as_tensor(verifier.score(state, prefix, Draft(target.tolist())).logits())
 
 
 def assert_same_logits(model, engine, error=1e-9):
@@ -196,7 +197,7 @@ def test_drafters_logits_are_the_plugins(form, copy, shape):
     state, prefix = standing(drafter, sources, targets)
     for block in (1, 5, 16):
         plan = uniform(len(prefix), block)
-        logits = model.read_block(state, prefix, plan.lengths).logits()
+        logits = as_tensor(model.read_block(state, prefix, plan.lengths).logits())
         draft = drafter.propose(state, prefix, plan)
         for row, (source, target) in enumerate(zip(sources, targets)):
             expected = drafted(fairseq_model, source, target, block)
@@ -230,7 +231,7 @@ def test_cached_logits_are_uncached_logits(shape):
             committed += [[] for _ in new]
             admitted += len(new)
         draft = targets_for(len(prefix), rng.choice([0, 0, 1, 3, 8, 20]), seed=turn)
-        logits = verifier.score(state, prefix, Draft(draft.tolist())).logits()
+        logits = as_tensor(verifier.score(state, prefix, Draft(draft.tolist())).logits())
         said = []
         for row, request in enumerate(prefix.requests):
             target = torch.tensor([committed[row] + draft[row].tolist()], dtype=torch.int64)

@@ -35,6 +35,7 @@ from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.passes import TorchPass
 from specdec_plugins.decoding.control.fixed import ALWAYS
@@ -108,9 +109,9 @@ def check_nodes(model, dtype, seed):
         nodes = [rng.choices(range(4, WORDS + 4), k=len(parents)) for parents in trees]
         positions = list(map(len, before))
         tokens = [[*row, *more] for row, more in zip(fresh, nodes)]
-        found = model.read(tree, Reading(tokens, positions, None, parents=trees)).logits().clone()
+        found = tensor(model.read(tree, Reading(tokens, positions, None, parents=trees)).logits()).clone()
         firsts = [len(row) - 1 for row in fresh]
-        narrowed = model.read(tree, Reading(tokens, positions, firsts, parents=trees)).logits().clone()
+        narrowed = tensor(model.read(tree, Reading(tokens, positions, firsts, parents=trees)).logits()).clone()
         paths = [path_to(rng.randrange(-1, len(parents)), parents) for parents in trees]
         for row, (unread, drafted, parents) in enumerate(zip(fresh, nodes, trees)):
             same(narrowed[row, : len(drafted) + 1], found[row, len(unread) - 1 :][: len(drafted) + 1], dtype)
@@ -118,7 +119,7 @@ def check_nodes(model, dtype, seed):
                 path = path_to(node, parents)
                 others = [[] for _ in sources]
                 others[row] = [*unread, *(drafted[each] for each in path)]
-                chained = model.read(chain, Reading(others, positions)).logits()
+                chained = tensor(model.read(chain, Reading(others, positions)).logits())
                 same(found[row, len(unread) + node], chained[row, len(unread) + len(path) - 1], dtype)
         # Keep a path of each row, and go on.
         tree.keep([position + first for position, first in zip(positions, firsts)], paths)
@@ -126,8 +127,8 @@ def check_nodes(model, dtype, seed):
         model.read(chain, Reading(kept, positions)).logits()
         further = [[5, 6, 7]] * 4
         places = [position + len(row) for position, row in zip(positions, kept)]
-        expected = model.read(chain, Reading(further, places)).logits().clone()
-        same(model.read(tree, Reading(further, places)).logits(), expected, dtype)
+        expected = tensor(model.read(chain, Reading(further, places)).logits()).clone()
+        same(tensor(model.read(tree, Reading(further, places)).logits()), expected, dtype)
 
 
 def test_a_tree_is_cut_where_its_paths_must_end():

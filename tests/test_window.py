@@ -3,6 +3,7 @@
 import itertools
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT, make_verifier
@@ -14,6 +15,7 @@ from test_kernels import DTYPES, on_kernels, wide_verifier
 from specdec_plugins import Translator
 from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.backends.reading import Reading, Visible
+from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.budget import around, likeliest
 from specdec_plugins.decoding.drafters import PairFacts, without_weights
@@ -101,8 +103,8 @@ def test_a_pass_reads_what_is_visible_and_nothing_else():
             state, prefix = standing(ModelVerifier(model), sources, [[], []])
             ModelVerifier(model).score(state, prefix, Draft(outputs)).logits()
             if change is not None:
-                change(state.cache.data, state.sources.cache.data)
-            return model.read(state, Reading(tokens, places, visible=visible)).logits()[:2].clone()
+                change(tensor(state.cache.data), tensor(state.sources.cache.data))
+            return tensor(model.read(state, Reading(tokens, places, visible=visible)).logits())[:2].clone()
 
         def far(cache, memory):
             """All that is not visible: of the target the first two and the last three, for either query, are."""
@@ -133,16 +135,18 @@ def test_attention_to_the_source():
     for model in backends():
         states = [standing(ModelVerifier(model), sources, [[], []])[0] for _ in range(3)]
         plain = model.read(states[0], Reading(tokens, [0, 0]))
-        expected = plain.logits().clone()
+        expected = tensor(plain.logits()).clone()
         with pytest.raises(RuntimeError, match="not asked for that"):
             plain.attention()
         whole = model.read(states[1], Reading(tokens, [0, 0], want=Want(attention=True)))
         for row, given in enumerate(tokens):
-            torch.testing.assert_close(whole.logits()[row, : len(given)], expected[row, : len(given)], rtol=0, atol=1e-12)
-        masses = [whole.attention()[row, : len(tokens[row]), : len(source)].double() for row, source in enumerate(sources)]
+            torch.testing.assert_close(tensor(whole.logits())[row, : len(given)], expected[row, : len(given)], rtol=0, atol=1e-12)
+        masses = [
+            tensor(whole.attention())[row, : len(tokens[row]), : len(source)].double() for row, source in enumerate(sources)
+        ]
         for mass in masses:
             torch.testing.assert_close(mass.sum(1), torch.full((len(mass),), 2 * 8.0, dtype=torch.float64), rtol=1e-4, atol=1e-4)
-        last = model.read(states[2], Reading(tokens, [0, 0], [2, 0], want=Want(attention=True))).attention()
+        last = tensor(model.read(states[2], Reading(tokens, [0, 0], [2, 0], want=Want(attention=True))).attention())
         for row, mass in enumerate(masses):
             torch.testing.assert_close(last[row, 0, : len(sources[row])].double(), mass[-1], rtol=0, atol=1e-6)
         found.append(masses)
@@ -161,8 +165,8 @@ def test_attention_of_a_tree_is_that_of_its_paths():
         with pytest.raises(RuntimeError, match="not asked for that"):
             model.read(standing(ModelVerifier(model), sources, [[], []])[0], Reading([[4], [5]], [0, 0])).attention()
         tree, chain = (standing(ModelVerifier(model), sources, [[], []])[0] for _ in range(2))
-        found = model.read(tree, Reading(tokens, [0, 0], parents=parents, want=Want(attention=True))).attention().clone()
-        path = model.read(chain, Reading([[4, 5, 6, 8], [7]], [0, 0], want=Want(attention=True))).attention()
+        found = tensor(model.read(tree, Reading(tokens, [0, 0], parents=parents, want=Want(attention=True))).attention()).clone()
+        path = tensor(model.read(chain, Reading([[4, 5, 6, 8], [7]], [0, 0], want=Want(attention=True))).attention())
         tolerance = 1e-9 if model is models[0] else 0
         torch.testing.assert_close(found[0, [0, 1, 2, 4], :26], path[0, :4, :26], rtol=0, atol=tolerance)
         torch.testing.assert_close(found[1, 0, :4], path[1, 0, :4], rtol=0, atol=tolerance)
@@ -172,7 +176,7 @@ def test_attention_of_a_tree_is_that_of_its_paths():
 
 
 def test_chosen_positions():
-    lengths, centres = torch.tensor([30, 30, 30, 7, 3]), torch.tensor([0, 15, 29, 5, 1])
+    lengths, centres = np.array([30, 30, 30, 7, 3]), np.array([0, 15, 29, 5, 1])
     assert around(centres, lengths, Budget(6, 2)).tolist() == [
         [0, 1, 2, 3, 4, 5],
         [0, 1, 13, 14, 15, 16],
@@ -182,9 +186,9 @@ def test_chosen_positions():
     ]
     # Also where many positions have one mass, and where a source ends within a page.
     for budget, length, size in itertools.product((1, 6, 9, 16, 70), (1, 5, 9, 17, 90), (90, 203)):
-        masses = torch.zeros(1, size)
-        masses[:, :length] = torch.randint(1, 4, (1, length), generator=torch.Generator().manual_seed(length))
-        lengths = torch.tensor([length])
+        masses = np.zeros((1, size), np.float32)
+        masses[:, :length] = np.random.default_rng(length).integers(1, 4, (1, length))
+        lengths = np.array([length])
         alone, beside = (likeliest(each, lengths, budget)[0].tolist() for each in (masses[:, :length], masses))
         assert [place for place in alone if place < length] == [place for place in beside if place < length]
 
@@ -193,7 +197,7 @@ class Seen:
     """A pass whose attention is known."""
 
     def __init__(self, masses):
-        self.known = torch.tensor(masses)
+        self.known = np.array(masses, np.float32)
 
     def attention(self):
         return self.known
@@ -202,7 +206,7 @@ class Seen:
 class Nothing:
     """A verifier that is not asked."""
 
-    device = torch.device("cpu")
+    host = staticmethod(lambda values: values)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +263,7 @@ def test_every_pass_reads_the_positions_chosen_last():
     draft = Draft([[7, 8], [9]])
     scores = verifier.score(judging, prefix, draft, drafter.traits.wants)
     drafter.observe(state, scores, draft, Verdict([2, 0], [9, 9], [], []))
-    best = scores.attention()[0, 2].argmax().item(), scores.attention()[1, 0, :4].argmax().item()
+    best = tensor(scores.attention())[0, 2].argmax().item(), tensor(scores.attention())[1, 0, :4].argmax().item()
     expected = [[0, *range(begin, begin + 4)] for begin in (max(1, min(best[0] - 2, 17)), max(1, min(best[1] - 2, 0)))]
     model.visible.clear()
     drafter.propose(state, prefix, uniform(2, 3))
@@ -270,12 +274,12 @@ def test_every_pass_reads_the_positions_chosen_last():
 
 @pytest.mark.parametrize("budget, page", [(7, 1), (8, 2), (16, 4), (70, 16), (128, 16)])
 def test_pages_of_the_largest_attention_are_chosen_whole(budget, page):
-    masses, lengths = torch.rand(3, 203, generator=torch.Generator().manual_seed(budget)), torch.full((3,), 203)
+    masses, lengths = np.random.default_rng(budget).random((3, 203), np.float32), np.full(3, 203)
     for row, chosen in zip(masses, likeliest(masses, lengths, budget).tolist()):
         pages = sorted(range(0, 203, page), key=lambda first: -row[first : first + page].sum())[: budget // page]
         whole = [place for first in sorted(pages) for place in range(first, first + page) if place < 203]
         assert chosen == whole + [203] * (budget - len(whole))
-    assert likeliest(masses[:, :budget], lengths.clamp(max=budget), budget).tolist() == [list(range(budget))] * 3
+    assert likeliest(masses[:, :budget], lengths.clip(max=budget), budget).tolist() == [list(range(budget))] * 3
 
 
 def test_it_is_told_its_verifier_and_budget():

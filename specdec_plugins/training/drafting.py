@@ -32,7 +32,8 @@ WARMUP, FALL = 0.1, 0.4
 def trainable(name: str, given: Sequence[str] | Mapping[str, Any]) -> tuple[Any, Any]:
     """A drafter's code and its options. Raises ValueError for one that cannot be trained, and for wrong options."""
     code = drafters.find(name)
-    missing = [part for part in ("Options", "Network") if not hasattr(code, part)]
+    parts = {"Options": getattr(code, "Options", None), "Network": network_of(code)}
+    missing = [name for name, part in parts.items() if part is None]
     if missing:
         raise ValueError(f"--drafter {name} has no {' and no '.join(missing)}, so it cannot be trained")
     try:

@@ -17,12 +17,14 @@ B sentences, S source positions, T target positions, D width, V vocabulary.
 
 from dataclasses import dataclass, replace
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.cache import hide
 from specdec_plugins.decoding.backends.torch.model import TorchModel
@@ -42,9 +44,12 @@ SURE = 0.5  # share of the drafter's confidence in weights that follow it; the r
 
 
 def network_of(code: Any) -> Any:
-    """The ``Network`` of a drafter's code; of our own, that in the file of the same name here."""
-    own = getattr(code, "Network", None)
-    return own or import_module(f"{__package__}.{code.__name__.rpartition('.')[2]}").Network
+    """The ``Network`` of a drafter's code; of our own, that in the file of the same name here. None: it cannot be trained."""
+    if hasattr(code, "Network"):
+        return code.Network
+    package, _, name = getattr(code, "__name__", "").rpartition(".")
+    ours = package == drafters.__name__ and find_spec(f"{__package__}.{name}")
+    return import_module(f"{__package__}.{name}").Network if ours else None
 
 
 class Loss(NamedTuple):
