@@ -215,7 +215,7 @@ def test_drafting_is_pytorchs(names, gate, variant):  # noqa: F811
     eager = TorchModel(SimpleNamespace(decoder=decoder, spec=None), EAGER)
     native = SimpleNamespace(
         engine=binding.Engine(2),
-        successor=successor if gate else None,
+        successor=SimpleNamespace(**{name: each.numpy() for name, each in vars(successor).items()}) if gate else None,
         vocabulary=named,
         token_ids=binding.integers(named) if named else None,
         stack=SimpleNamespace(vocabulary=size),

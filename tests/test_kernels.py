@@ -282,7 +282,7 @@ def test_choice_is_pytorchs(vocabulary, variant):
     eager = TorchModel(SimpleNamespace(decoder=decoder, spec=None), EAGER)
     native = SimpleNamespace(
         engine=binding.Engine(2),
-        successor=successor,
+        successor=SimpleNamespace(**{name: each.numpy() for name, each in vars(successor).items()}),
         vocabulary=None,
         token_ids=None,
         stack=SimpleNamespace(vocabulary=vocabulary),

@@ -148,6 +148,7 @@ class Screen:
 
     def __init__(self, weight: np.ndarray, bias: np.ndarray | None, rank: int, library: Library | None = None):
         """``weight`` (V, D) and ``bias`` (V,) are the layer's; the basis has the ``rank`` leading eigenvectors of W'W."""
+        weight = array_of(weight)
         few = floats(weight[:: -(-len(weight) // self.SAMPLED)])
         few = few / max(np.abs(few).max(), np.float32(1e-30))  # squares of untrusted weights could overflow
         basis = np.linalg.eigh(few.T @ few).eigenvectors[:, -rank:].T  # (R, D)

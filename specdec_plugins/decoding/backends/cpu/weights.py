@@ -160,7 +160,7 @@ class Embeddings:
         longest, width = max(map(len, sentences)), self.tokens.shape[1]
         found, weight = np.zeros((len(sentences), longest, 2 * width), np.float32), floats(weight)
         for entries, tokens in zip(found, sentences):
-            embedded = floats(self.tokens[list(tokens)]) * np.float32(self.spec.scale)
+            embedded = floats(self.tokens[[*tokens]]) * np.float32(self.spec.scale)
             first = self.spec.offset or 0
             placed = 0 if self.positions is None else floats(self.positions[first : first + len(tokens)])
             entries[: len(tokens), :width] = (embedded + placed) @ weight  # W p . k = p . (k W)
