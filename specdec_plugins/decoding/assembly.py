@@ -1,11 +1,14 @@
 """From models to roles: loads both models on the best backend, and builds the drafter and the verifier over them."""
 
+from dataclasses import replace
+
 import torch
 
 from specdec_plugins.cpus import usual_threads
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.backends.cpu import model as cpu
+from specdec_plugins.decoding.backends.torch.arrays import tensors
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Executor, Recorder, cuda_graphs
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import load_pair
@@ -36,7 +39,8 @@ def assemble(
     loaded, drafting = load(verifier, drafter, device, dtype, threads, kernels)
     if drafter is None:
         return NoDrafter(), ModelVerifier(loaded)
-    return drafters.with_weights(drafter.code).build(drafter, drafting, loaded), ModelVerifier(loaded)
+    own = replace(drafter, tensors=tensors(drafter.tensors))
+    return drafters.with_weights(drafter.code).build(own, drafting, loaded), ModelVerifier(loaded)
 
 
 def load(

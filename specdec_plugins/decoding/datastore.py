@@ -16,12 +16,11 @@ from struct import unpack
 from typing import Any
 
 import numpy as np
-import torch
 
 from specdec_plugins.decoding.memory import Memory
 from specdec_plugins.formats import files
 from specdec_plugins.formats.errors import brief
-from specdec_plugins.formats.spec import aligned
+from specdec_plugins.formats.tensors import read
 
 FORMAT = "specdec-datastore 1"
 CONTEXT = 16  # tokens that positions are sorted by, as in REST; longer suffixes are no better
@@ -84,28 +83,29 @@ class Datastore:
 
         memory = None
         try:
-            with safe_open(path, framework="pt") as file:
+            with safe_open(path, framework="np") as file:
                 about: dict[str, Any] = file.metadata() or {}
                 if about.get("format") != FORMAT:
                     raise ValueError(f"{path}: not a datastore of specdec-datastore ({FORMAT})")
                 if about.get("dictionary") != dictionary:
                     raise ValueError(f"{path}: made with another target dictionary than the model's")
-                tokens, places = file.get_tensor("tokens"), aligned(file.get_tensor("places"))
+                arrays = read(Path(path))
+                tokens, places = arrays["tokens"], arrays["places"]
                 if "source_dictionary" in about:
                     if about["source_dictionary"] != source_dictionary:
                         raise ValueError(f"{path}: made with another source dictionary than the model's")
-                    memory = Memory(*(aligned(file.get_tensor(field.name)).numpy() for field in fields(Memory)))
-        except (SafetensorError, OSError) as error:
+                    memory = Memory(*(arrays[field.name] for field in fields(Memory)))
+        except (SafetensorError, OSError, KeyError) as error:
             missing = isinstance(error, FileNotFoundError) or not Path(path).exists()
             raise ValueError(f"{path}: {'there is no such file' if missing else f'not a datastore ({brief(error)})'}") from None
-        count = len(places) if places.dim() == 1 else 0
-        if tokens.shape != (count, TOKEN_BYTES) or tokens.dtype != torch.uint8 or places.dtype != torch.int32 or not count:
+        count = len(places) if places.ndim == 1 else 0
+        if tokens.shape != (count, TOKEN_BYTES) or tokens.dtype != np.uint8 or places.dtype != np.int32 or not count:
             raise ValueError(f"{path}: damaged, its tensors do not fit each other")
-        if not 0 <= places.min() <= places.max() < count or tokens.numpy().view(">u4").max() >= symbols:
+        if not 0 <= places.min() <= places.max() < count or tokens.view(">u4").max() >= symbols:
             raise ValueError(f"{path}: damaged, it has positions or tokens out of range")
         if memory is not None and not memory.fits(count, source_symbols):
             raise ValueError(f"{path}: damaged, its translation memory does not fit its text")
-        return cls(tokens.numpy(), places.numpy(), memory)
+        return cls(tokens, places, memory)
 
     def after(self, place: int, length: int) -> tuple[int, ...]:
         """Up to ``length`` tokens after a position; fewer at the end of the text."""

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,6 +28,7 @@ from specdec_plugins.decoding.recipes import Vectors
 from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import Draft, Plan, Verdict, Want
+from specdec_plugins.formats.arrays import array
 from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.model.spec import ModelSpec
 
@@ -185,7 +187,7 @@ def projecting(weights: DrafterModel, verifier: Model, options: Any, spec: Model
     made = over_the_verifier(replace(weights, options=asdict(options)), verifier, spec)
     kept = {name: tensor for name, tensor in made.tensors.items() if not name.startswith("decoder.layernorm_embedding.")}
     if POSITIONS not in weights.tensors:
-        kept[POSITIONS] = torch.zeros_like(kept[POSITIONS])
+        kept[POSITIONS] = np.zeros_like(array(kept[POSITIONS]))
     return replace(made, tensors=kept)
 
 

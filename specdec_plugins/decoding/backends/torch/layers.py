@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.weights import Norm, Weights
 from specdec_plugins.formats.positions import buckets, rotations
 from specdec_plugins.model import spec as parts
@@ -246,7 +247,7 @@ def turn(weights: Weights, name: str, spec: parts.Norm | None, rotation: Tensor 
 def rotation_of(side: SideSpec, like: Tensor) -> Tensor | None:
     """(P, K) the rotary positions of a side."""
     spec = side.attention.rotary
-    return None if spec is None else rotations(side.max_positions, side.head_width, spec.theta).to(like)
+    return None if spec is None else tensor(rotations(side.max_positions, side.head_width, spec.theta)).to(like)
 
 
 def whole(

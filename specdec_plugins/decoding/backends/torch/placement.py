@@ -3,10 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY, POSITIONS, Transformer, UnsupportedModel
+from specdec_plugins.formats.arrays import address, array
 from specdec_plugins.formats.files import Mapped, unload
 from specdec_plugins.formats.spec import DrafterModel, Model, storage_fault, weight_fault
 
@@ -24,16 +27,19 @@ class Placement:
     def __init__(self, device: torch.device | str, dtype: torch.dtype, packing: bool = False):
         self.device, self.dtype, self.packing = device, dtype, packing
         self._placed: dict[tuple, Tensor] = {}  # by origin
+        self._given: list[Tensor] = []  # kept: nothing else may take their addresses, which are origins
         self._named: dict[str, Tensor] = {}
 
-    def __call__(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        origins = {name: (tensor.data_ptr(), tensor.shape, tensor.stride()) for name, tensor in tensors.items()}
+    def __call__(self, given: Mapping[str, np.ndarray | Tensor]) -> dict[str, Tensor]:
+        tensors = {name: tensor(each).detach() for name, each in given.items()}
+        self._given += tensors.values()
+        origins = {name: (each.data_ptr(), each.shape, each.stride()) for name, each in tensors.items()}
         converted = {origin for name, origin in origins.items() if not (self.packing and name.endswith(AS_STORED))}
-        for name, tensor in tensors.items():
+        for name, each in tensors.items():
             origin, twin = origins[name], self._named.get(name)
             if origin not in self._placed:
-                dtype = self.dtype if tensor.is_floating_point() and origin in converted else None
-                moved = tensor.detach().to(device=self.device, dtype=dtype)
+                dtype = self.dtype if each.is_floating_point() and origin in converted else None
+                moved = each.to(device=self.device, dtype=dtype)
                 self._placed[origin] = twin if twin is not None and equal(twin, moved) else moved
         result = {name: self._placed[origin] for name, origin in origins.items()}
         self._named |= result
@@ -59,15 +65,15 @@ def load_pair(
     that are not finite floats and for a drafter with another vocabulary.
     """
     check_weights(verifier, drafter)
-    tensors = [tensor for model in (verifier, drafter) if model for tensor in model.tensors.values()]
-    unload(map(Tensor.data_ptr, tensors))  # checking has read all of them
+    addresses = [address(array(each)) for model in (verifier, drafter) if model for each in model.tensors.values()]
+    unload(addresses)  # checking has read all of them
     place = Placement(device, dtype, packing)
     placed = replace(verifier, tensors=place(verifier.tensors))
     model, second = Transformer.load(placed, packing=packing), None
     if drafter is not None and drafter.spec is not None:
         other = replace(drafter, tensors=place(drafter.tensors))
         second = Transformer.load(other, model.encoder if same_encoder(placed, other) else None, packing)
-    unload(map(Tensor.data_ptr, tensors))
+    unload(addresses)
     return model, second
 
 
@@ -75,14 +81,14 @@ def check_weights(verifier: Model | DrafterModel, drafter: DrafterModel | None) 
     """Raise UnsupportedModel naming the first tensor that cannot be a weight, or vocabularies of different sizes."""
     checked, mapped = set[int](), Mapped()  # tensors that both models have are checked once
     for role, model in (("verifier", verifier), ("drafter", drafter)):
-        for name, tensor in model.tensors.items() if model is not None and model.spec is not None else ():
-            if id(tensor) in checked:
+        for name, each in model.tensors.items() if model is not None and model.spec is not None else ():
+            if id(each) in checked:
                 continue
-            checked.add(id(tensor))
-            fault = storage_fault(tensor) if name == DRAFT_VOCABULARY else weight_fault(tensor)
+            checked.add(id(each))
+            fault = storage_fault(each) if name == DRAFT_VOCABULARY else weight_fault(each)
             if fault:
                 raise UnsupportedModel(f"the {role}'s {name} {fault}")
-            mapped.read(tensor.data_ptr(), tensor.nbytes)
+            mapped.read(address(array(each)), each.nbytes)
     for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
         sizes = [len(model.tensors[name]) for model in (verifier, drafter) if model is not None and name in model.tensors]
         if len(set(sizes)) > 1 and drafter is not None and drafter.spec is not None:
