@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations, product
 from pathlib import Path
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from specdec_plugins import Translator
 from specdec_plugins.decoding.alignment import Aligner
@@ -60,9 +59,9 @@ class Reader:
         self.encoded = [codec.encode(line) for line in gold.source]
         self.outputs = [codec.encode_target(line) for line in gold.target]
         self.spans = [codec.spans(line, ids) for line, ids in zip(gold.target, self.outputs)]
-        self.known: dict[Heads, list[Tensor]] = {}
+        self.known: dict[Heads, list[np.ndarray]] = {}
 
-    def weights(self, heads: Heads) -> list[Tensor]:
+    def weights(self, heads: Heads) -> list[np.ndarray]:
         if heads not in self.known:
             verifier, symbols = self.translator.engine.roles.verifier, self.translator.pair.verifier.spec.symbols
             assert isinstance(verifier, ModelVerifier)
@@ -73,7 +72,7 @@ class Reader:
         single = [self.weights(Heads(heads.layer, (head,), heads.reading)) for head in heads.heads]
 
         def of(n: int) -> Alignment:
-            weights = torch.stack([each[n] for each in single]).sum(0)
+            weights = np.sum([each[n] for each in single], 0)
             return link(weights, self.encoded[n].offsets, self.gold.source[n], self.spans[n], self.gold.target[n])
 
         return of

@@ -14,6 +14,7 @@ pass. Otherwise outputs must equal those of `ar`.
 
 import argparse
 import json
+import math
 import random
 import resource
 import statistics
@@ -119,7 +120,9 @@ class Cell:
         read = ("decoder.layers.", "decoder.output_projection.")
         sources = ("encoder_attn.k_proj.weight", "encoder_attn.v_proj.weight")
         numbers = sum(
-            tensor.numel() for name, tensor in verifier.tensors.items() if name.startswith(read) and not name.endswith(sources)
+            math.prod(each.shape)
+            for name, each in verifier.tensors.items()
+            if name.startswith(read) and not name.endswith(sources)
         )
         self.products, self.read_bytes = numbers, numbers * WEIGHT_BYTES[options.dtype]
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
+from specdec_plugins.formats.arrays import array
 from specdec_plugins.formats.spec import Model
 
 SPECIAL = ("</s>", "<unk>")
@@ -64,12 +64,11 @@ def write(model: Model, folder: Path, banned: tuple[int, ...]) -> None:
 
     Its token 0 is Marian's eos, and token 1 is unknown.
     """
-    spec, tensors = model.spec, model.tensors
+    spec, tensors = model.spec, {name: array(each).astype(np.float32) for name, each in model.tensors.items()}
     arrays: dict[str, np.ndarray] = {}
 
-    def put(name: str, tensor: Tensor) -> None:
-        array = tensor.float().numpy()
-        arrays[name] = array.T.copy() if array.ndim == 2 else array[None]
+    def put(name: str, tensor: np.ndarray) -> None:
+        arrays[name] = tensor.T.copy() if tensor.ndim == 2 else tensor[None]
 
     for side, layers in (("encoder", spec.encoder.layers), ("decoder", spec.decoder.layers)):
         for layer in range(layers):
@@ -86,12 +85,10 @@ def write(model: Model, folder: Path, banned: tuple[int, ...]) -> None:
                 put(f"{theirs}_ffn_b{number}", tensors[f"{ours}.fc{number}.bias"])
             put(f"{theirs}_ffn_ffn_ln_scale", tensors[f"{ours}.final_layer_norm.weight"])
             put(f"{theirs}_ffn_ffn_ln_bias", tensors[f"{ours}.final_layer_norm.bias"])
-    arrays["Wemb"] = tensors["encoder.embed_tokens.weight"].float().numpy()
+    arrays["Wemb"] = tensors["encoder.embed_tokens.weight"]
     size, width = arrays["Wemb"].shape
     given = tensors.get("decoder.output_projection.bias")
-    bias = arrays["decoder_ff_logit_out_b"] = (
-        np.zeros((1, size), np.float32) if given is None else given.float().numpy()[None].copy()
-    )
+    bias = arrays["decoder_ff_logit_out_b"] = np.zeros((1, size), np.float32) if given is None else given[None].copy()
     bias[0, [*spec.suppressed, *banned]] = BANNED
     config = CONFIG.format(
         width=width,

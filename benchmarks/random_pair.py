@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.drafters import glide
 from specdec_plugins.decoding.loading import DRAFT_VOCABULARY
 from specdec_plugins.formats.spec import DrafterModel, Model, shapes, sinusoidal_table
@@ -38,12 +39,12 @@ def random_pair(shape: Shape, seed: int = 1) -> tuple[Model, DrafterModel]:
     shared = dict.fromkeys(
         ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight"), table
     )
-    shared |= {f"{side}.embed_positions.weight": positions for side in ("encoder", "decoder")}
+    shared |= {f"{side}.embed_positions.weight": tensor(positions) for side in ("encoder", "decoder")}
     verifier = Model(spec, {**shared, **_initial(spec, shared, generator)})
     drafting = glide.shape(spec, shape.drafter_layers)
     tensors = {
-        name: tensor
-        for name, tensor in _initial(drafting, shared, generator).items()
+        name: each
+        for name, each in _initial(drafting, shared, generator).items()
         if name.startswith("decoder.") and not glide.hosted(name)
     }
     if shape.drafted < 1:

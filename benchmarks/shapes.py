@@ -217,7 +217,7 @@ def fairseq(pair: "Pair", dtype: str, kind: str, options: argparse.Namespace) ->
     from specdec_plugins.decoding.stats import DecodeStats
     from specdec_plugins.measure.fairseq_generator import FairseqGenerator
 
-    generator = FairseqGenerator(pair.verifier, Beam(1), torch.device(options.device), getattr(torch, dtype))
+    generator = FairseqGenerator(pair.verifier, Beam(1), options.device, getattr(torch, dtype))
 
     def decode(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
         stats, requests = DecodeStats(), [Request(number, source, OUTPUT - 1) for number, source in enumerate(sources)]

@@ -1,11 +1,12 @@
-"""The number of usable CPUs, and the default number of threads (which alone imports torch)."""
+"""The number of usable CPUs, and the default number of threads."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 
 PROCESS = Path("/proc/self")
+SYSTEM = Path("/sys/devices/system/cpu")
 
 
 def usable_cpus() -> int:
@@ -14,20 +15,27 @@ def usable_cpus() -> int:
     Quotas are rounded down, to at least 1: threads of a team wait for each other, so two of them on 1.5 CPUs are no faster than
     one and stall for a quarter of each period.
     """
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min([allowed, *quotas()])))
+    return max(1, int(min([len(allowed_cpus()), *quotas()])))
 
 
 @cache
 def usual_threads() -> int:
-    """Torch's default, which respects OMP_NUM_THREADS and the affinity; without OMP_NUM_THREADS at most `usable_cpus`.
+    """As many as PyTorch starts by default: OMP_NUM_THREADS, but at most one for each physical core of the machine; without it,
+    one for each physical core in the affinity, and at most `usable_cpus`."""
+    chosen = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if chosen.isascii() and chosen.isdecimal() and int(chosen):
+        return min(int(chosen), cores(range(os.cpu_count() or 1)))
+    return min(cores(allowed_cpus()), usable_cpus())
 
-    Cached, because ``torch.set_num_threads`` overwrites torch's default.
-    """
-    import torch
 
-    threads = torch.get_num_threads()
-    return threads if "OMP_NUM_THREADS" in os.environ else min(threads, usable_cpus())
+def allowed_cpus() -> Collection[int]:
+    """The numbers of the CPUs in the process's affinity."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+
+
+def cores(cpus: Collection[int]) -> int:
+    """The number of physical cores that these CPUs are threads of; as many as CPUs where the system does not say."""
+    return len({(*lines(SYSTEM / f"cpu{number}" / "topology" / "thread_siblings_list"), str(number))[0] for number in cpus})
 
 
 def quotas() -> Iterator[float]:

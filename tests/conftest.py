@@ -333,7 +333,7 @@ def make_precise(module):
     def rotary(self, x, position_ids):
         config = self.config
         table = rotations(config.max_position_embeddings, config.head_dim, config.rope_parameters["rope_theta"])
-        return [torch.cat([part, part], -1).to(x) for part in table[position_ids].chunk(2, -1)]
+        return [torch.cat([part, part], -1).to(x) for part in torch.from_numpy(table)[position_ids].chunk(2, -1)]
 
     functional = types.SimpleNamespace(softmax=lambda x, dim, dtype: x.softmax(dim), dropout=F.dropout)
     attend = module.eager_attention_forward
@@ -350,7 +350,7 @@ def use_our_positions(kind):
     from specdec_plugins.formats.positions import sinusoidal
 
     def table(rows, width, pad=None):
-        return sinusoidal(rows, width, pad).to(torch.get_default_dtype(), copy=True)
+        return torch.from_numpy(sinusoidal(rows, width, pad)).to(torch.get_default_dtype(), copy=True)
 
     if not hasattr(kind, "theirs"):
         kind.theirs, kind.get_embedding = kind.get_embedding, staticmethod(table)

@@ -25,6 +25,7 @@ import torch
 from naive import altered, random_model
 from safetensors.torch import load_file, save_file
 
+from specdec_plugins.decoding.backends.torch.arrays import tensors
 from specdec_plugins.decoding.datastore import Datastore
 from specdec_plugins.decoding.drafters import glide
 from specdec_plugins.decoding.drafters.eagle import shape as eagle_shape
@@ -61,7 +62,7 @@ LONGEST_ERROR = 2000
 
 
 def tensors_of(model: Model) -> dict[str, torch.Tensor]:
-    return {name: tensor.float() for name, tensor in model.tensors.items()}
+    return {name: each.float() for name, each in tensors(model.tensors).items()}
 
 
 def random_tensors(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
@@ -107,6 +108,7 @@ def build(folder: Path) -> None:
     for name, drafter in drafters_by_name().items():
         save_folder(replace(pair, drafter=drafter), folder / name)
     verifier = checkpoint.untrained() | fairseq.checkpoint_of(plain)
+    verifier["model"] = tensors(verifier["model"])
     vars(verifier["args"]).update(source_lang="xa", target_lang="xb")
     checkpoint.save(verifier, parts / "verifier.pt")
     first = folder / "first"

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from specdec_plugins.decoding.backends.torch.arrays import tensors as as_tensors
 from specdec_plugins.decoding.drafters import glide
 from specdec_plugins.formats.spec import DrafterModel, Model, shapes
 from specdec_plugins.model.spec import Attention, FeedForward, ModelSpec, Norm, SideSpec
@@ -65,9 +66,10 @@ def random_model(spec: ModelSpec, source_size: int, target_size: int, seed: int 
 
 def untrained_glide(model: Model) -> DrafterModel:
     """The drafter `glide` on a model's cache, with the model's last layer for its own, so that some drafts pass."""
+    given = as_tensors(model.tensors)
     width, last = glide.shape(model.spec, 1).decoder.feed_forward.width, model.spec.decoder.layers - 1
-    tensors = {name: tensor for name, tensor in model.tensors.items() if name.startswith("decoder.layer_norm.")}
-    for name, tensor in model.tensors.items():
+    tensors = {name: tensor for name, tensor in given.items() if name.startswith("decoder.layer_norm.")}
+    for name, tensor in given.items():
         part = name.removeprefix(f"decoder.layers.{last}.").split(".")[0]
         if name.startswith(f"decoder.layers.{last}.") and not glide.hosted(name):
             narrow = tensor[:width] if part in ("fc1", "gate") else tensor[:, :width] if name.endswith("fc2.weight") else tensor
@@ -77,7 +79,7 @@ def untrained_glide(model: Model) -> DrafterModel:
 
 def logits(model: Model, source: list[int], target: list[int]) -> Tensor:
     """(n + 1, V) after the start token and each of n target tokens."""
-    spec, tensors = model.spec, {name: tensor.double() for name, tensor in model.tensors.items()}
+    spec, tensors = model.spec, {name: tensor.double() for name, tensor in as_tensors(model.tensors).items()}
 
     def linear(name: str, x: Tensor) -> Tensor:
         y = torch.stack([(tensors[f"{name}.weight"] * row).sum(1) for row in x])

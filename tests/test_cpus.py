@@ -90,11 +90,67 @@ def test_one_cpu_is_one_thread():
     assert run_python("-c", program).stdout.split() == ["1", "1"]
 
 
-@pytest.mark.parametrize(("torchs", "chosen", "expected"), [(5, None, 2), (1, None, 1), (5, "5", 5)])
-def test_a_chosen_number_of_threads_has_the_last_word(monkeypatch, torchs, chosen, expected):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: torchs)
-    monkeypatch.setattr(cpus, "usable_cpus", lambda: 2)
+@pytest.fixture
+def threads(tmp_path, monkeypatch):
+    """Makes a machine of 8 cores with two threads each, CPU n beside n + 8: `threads(allowed, chosen)` is `usual_threads`."""
+    for cpu in range(16):
+        topology = tmp_path / "cpu" / f"cpu{cpu}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(f"{cpu % 8},{cpu % 8 + 8}\n")
+    monkeypatch.setattr(cpus, "SYSTEM", tmp_path / "cpu")
+    monkeypatch.setattr(cpus, "PROCESS", tmp_path / "proc")
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+
+    def make(allowed, chosen=None):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: {*allowed}, raising=False)
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if chosen is not None:
+            monkeypatch.setenv("OMP_NUM_THREADS", chosen)
+        return cpus.usual_threads.__wrapped__()
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("allowed", "chosen", "expected"),
+    [
+        (range(16), None, 8),
+        (range(4), None, 4),
+        ((0, 8), None, 1),
+        ((0, 1, 8), None, 2),
+        ((3,), "5", 5),
+        (range(16), "16", 8),
+        (range(16), " 3 ", 3),
+        (range(16), "4,2", 4),
+        *((range(16), wrong, 8) for wrong in ("", "0", "-3", "many", "3x", "\u0663")),
+    ],
+)
+def test_threads_are_physical_cores_or_chosen(threads, allowed, chosen, expected):
+    assert threads(allowed, chosen) == expected
+
+
+def test_threads_are_no_more_than_a_quota_allows(threads, monkeypatch):
+    monkeypatch.setattr(cpus, "quotas", lambda: iter([2.5]))
+    assert threads(range(16)) == 2 and threads(range(16), "5") == 5
+
+
+def test_where_the_system_does_not_say_every_cpu_is_a_core(threads, monkeypatch, tmp_path):
+    monkeypatch.setattr(cpus, "SYSTEM", tmp_path / "nothing")
+    assert threads(range(5)) == 5 and threads(range(5), "20") == 16
+
+
+@pytest.mark.parametrize("chosen", [None, "1", "100"])
+def test_threads_are_pytorchs(chosen, monkeypatch):
+    """With MKL, which bounds OMP_NUM_THREADS by the physical cores."""
+    if not torch.backends.mkl.is_available():
+        pytest.skip("this PyTorch has no MKL")
+    program = (
+        "import os, torch; from specdec_plugins.cpus import usual_threads, usable_cpus\n"
+        "most = 1000 if 'OMP_NUM_THREADS' in os.environ else usable_cpus()\n"
+        "print(min(torch.get_num_threads(), most), usual_threads())"
+    )
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if chosen:
         monkeypatch.setenv("OMP_NUM_THREADS", chosen)
-    assert cpus.usual_threads.__wrapped__() == expected
+    theirs, ours = run_python("-c", program).stdout.split()
+    assert theirs == ours

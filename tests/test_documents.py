@@ -10,6 +10,7 @@ from functools import cache
 from itertools import chain
 from operator import attrgetter
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT, make_verifier
@@ -21,6 +22,7 @@ from specdec_plugins import Translator
 from specdec_plugins.assignment import beyond_training
 from specdec_plugins.commands.translation import inputs
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.loop import Session, speculative_decode
@@ -302,9 +304,9 @@ def test_sinusoidal_positions_go_on():
     for side in ("encoder", "decoder"):
         name = f"{side}.embed_positions.weight"
         before, after = model.tensors[name], further.tensors[name]
-        assert torch.equal(after[: len(before)], before)
-        torch.testing.assert_close(after, engine_model(long, more).tensors[name])
-        assert torch.equal(extended(further, 50).tensors[name], after)  # never fewer
+        assert np.array_equal(after[: len(before)], before)
+        torch.testing.assert_close(tensor(after), tensor(engine_model(long, more).tensors[name]))
+        assert np.array_equal(extended(further, 50).tensors[name], after)  # never fewer
     tilt, source = make_tilt(1, -9.0, 90), [*range(4, 24)] * 3 + [2]
     verifier = tilted_verifier(TorchModel(load_pair(further, None, dtype=torch.float64)[0]), tilt)
     (found,) = speculative_decode(NoDrafter(), verifier, TopBetaTau(), Lengths([0]), [Request(0, source, 80)], 1, DecodeStats())

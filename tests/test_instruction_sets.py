@@ -20,6 +20,7 @@ from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.alignment import Aligner
 from specdec_plugins.decoding.backends.cpu import binding, model
+from specdec_plugins.decoding.backends.torch.arrays import tensors
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.drafters.block import BlockDrafter
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
@@ -97,7 +98,7 @@ def model_of(rng):
     )
     made = random_model(spec, SIZE, SIZE, seed=rng.randrange(10**6), spare=0)
     computed = sinusoidal_tables(spec) if rng.random() < 0.5 else {}
-    return Model(spec, {name: tensor.float() for name, tensor in (made.tensors | computed).items()})
+    return Model(spec, {name: each.float() for name, each in tensors(made.tensors | computed).items()})
 
 
 def sampling_of(rng):

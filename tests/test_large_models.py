@@ -45,7 +45,7 @@ def test_embeddings_are_read_as_stored(stored, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("dtype", spec.WEIGHT_DTYPES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_every_part_of_a_weight_is_checked(dtype, bad, monkeypatch):
     weight = torch.full((40, 50), 6e4).to(dtype)  # the sum overflows in float16
     assert spec.weight_fault(weight) is None

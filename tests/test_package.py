@@ -12,7 +12,16 @@ PACKAGE = ROOT / "specdec_plugins"
 FAIRSEQ_SIDE = ("models", "criterions", "tasks")
 # What the files of a part of the package may import, inside functions too: itself, and these.
 MAY_IMPORT = {
-    "text": ("extras", "formats.code", "formats.description", "formats.errors", "formats.spec", "formats.strict", "model"),
+    "text": (
+        "extras",
+        "formats.arrays",
+        "formats.code",
+        "formats.description",
+        "formats.errors",
+        "formats.spec",
+        "formats.strict",
+        "model",
+    ),
     "cpus": (),
     "settings": ("cpus", "decoding.options"),
     "options": ("settings", "text"),
@@ -20,7 +29,17 @@ MAY_IMPORT = {
     "extras": (),
     "model": ("decoding.options",),
     "formats": ("text", "model", "decoding.options"),
-    "decoding": ("model", "formats.spec", "formats.positions", "formats.code", "formats.files", "formats.errors", "cpus"),
+    "decoding": (
+        "model",
+        "formats.arrays",
+        "formats.spec",
+        "formats.positions",
+        "formats.code",
+        "formats.files",
+        "formats.errors",
+        "formats.tensors",
+        "cpus",
+    ),
     "training": ("decoding", "formats", "model", "text", "settings", "commands.runner", "commands.ready", *FAIRSEQ_SIDE),
     "files": ("text", "extras"),
     "units": ("text", "translations", "translator"),

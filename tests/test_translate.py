@@ -113,7 +113,7 @@ def test_text_in_bpe(folder, toy_data, tmp_path, capfd):
 def test_packing_keeps_the_function_and_stores_what_is_shared_once(folder, parts, tmp_path, source, capfd):
     pair = load_folder(folder)
     original = checkpoint.load(parts["--drafter"])["model"]
-    assert all(torch.equal(tensor, original[name]) for name, tensor in pair.drafter.tensors.items() if name in original)
+    assert all(np.array_equal(tensor, original[name]) for name, tensor in pair.drafter.tensors.items() if name in original)
     assert len(pair.drafter.tensors) >= len(original) - 6  # counters and marks, and what is computed
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
     assert sizes["drafter.safetensors"] < 0.7 * sizes["verifier.safetensors"]

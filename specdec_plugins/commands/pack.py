@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> None:
         ready.readable(options.verifier, options.codes)
         ready.folder(options.data)
     ready.readable(options.drafter, options.draft_vocabulary)
-    import torch
+    import numpy as np
 
     from specdec_plugins.decoding.loading import DRAFT_VOCABULARY
     from specdec_plugins.formats import folder as model_folder
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> None:
     if drafter := pair.drafter:
         drafter = replace(drafter, block_size=options.block_size or drafter.block_size)
         if options.draft_vocabulary:
-            tokens = torch.tensor(frequent_in(options.draft_vocabulary, pair.target))
+            tokens = np.array(frequent_in(options.draft_vocabulary, pair.target), np.int64)
             drafter = replace(drafter, tensors={**drafter.tensors, DRAFT_VOCABULARY: tokens})
         pair = replace(pair, drafter=drafter)
     Translator(pair, Settings(strategy="specdec" if drafter else "ar"))  # raises if the pair cannot decode

@@ -20,6 +20,7 @@ import numpy as np
 from specdec_plugins.decoding.memory import Memory
 from specdec_plugins.formats import files
 from specdec_plugins.formats.errors import brief
+from specdec_plugins.formats.tensors import read
 
 FORMAT = "specdec-datastore 1"
 CONTEXT = 16  # tokens that positions are sorted by, as in REST; longer suffixes are no better
@@ -82,18 +83,19 @@ class Datastore:
 
         memory = None
         try:
-            with safe_open(path, framework="numpy") as file:
+            with safe_open(path, framework="np") as file:
                 about: dict[str, Any] = file.metadata() or {}
                 if about.get("format") != FORMAT:
                     raise ValueError(f"{path}: not a datastore of specdec-datastore ({FORMAT})")
                 if about.get("dictionary") != dictionary:
                     raise ValueError(f"{path}: made with another target dictionary than the model's")
-                tokens, places = file.get_tensor("tokens"), file.get_tensor("places")
+                arrays = read(Path(path))
+                tokens, places = arrays["tokens"], arrays["places"]
                 if "source_dictionary" in about:
                     if about["source_dictionary"] != source_dictionary:
                         raise ValueError(f"{path}: made with another source dictionary than the model's")
-                    memory = Memory(*(file.get_tensor(field.name) for field in fields(Memory)))
-        except (SafetensorError, OSError) as error:
+                    memory = Memory(*(arrays[field.name] for field in fields(Memory)))
+        except (SafetensorError, OSError, KeyError) as error:
             missing = isinstance(error, FileNotFoundError) or not Path(path).exists()
             raise ValueError(f"{path}: {'there is no such file' if missing else f'not a datastore ({brief(error)})'}") from None
         count = len(places) if places.ndim == 1 else 0

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from specdec_plugins.formats.arrays import array
+from specdec_plugins.formats.arrays import address, array, arrays, equal
 from specdec_plugins.formats.files import Mapped
 from specdec_plugins.formats.spec import (
     DrafterModel,
@@ -36,13 +36,16 @@ class UnsupportedModel(ValueError):
 
 
 def checked(verifier: Verifier, drafter: DrafterModel | None) -> tuple[Verifier, DrafterModel | None]:
-    """The models, with the verifier's tensors in the drafter for equal ones. Raises UnsupportedModel naming what cannot run:
-    tensors that cannot be weights, shapes that do not fit a spec, vocabularies of different sizes."""
+    """The models, of NumPy arrays, the drafter with the verifier's for equal ones. Raises UnsupportedModel naming what cannot
+    run: tensors that cannot be weights, shapes that do not fit a spec, vocabularies of different sizes."""
     _check_weights(verifier, drafter)
+    verifier = replace(verifier, tensors=arrays(verifier.tensors))
+    if drafter is not None and drafter.spec is not None:
+        drafter = _shared(verifier, replace(drafter, tensors=arrays(drafter.tensors)))
     for model in (verifier, drafter):
         if model is not None and model.spec is not None and (faults := _faults(model)):
             raise UnsupportedModel("; ".join(faults))
-    return verifier, _shared(verifier, drafter) if drafter is not None and drafter.spec is not None else drafter
+    return verifier, drafter
 
 
 def _check_weights(verifier: Model | DrafterModel, drafter: DrafterModel | None) -> None:
@@ -55,18 +58,12 @@ def _check_weights(verifier: Model | DrafterModel, drafter: DrafterModel | None)
             fault = storage_fault(tensor) if name == DRAFT_VOCABULARY else weight_fault(tensor)
             if fault:
                 raise UnsupportedModel(f"the {role}'s {name} {fault}")
-            mapped.read(*extent(tensor))
+            mapped.read(address(array(tensor)), tensor.nbytes)
     mapped.unload()
     for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
         sizes = [len(model.tensors[name]) for model in (verifier, drafter) if model is not None and name in model.tensors]
         if len(set(sizes)) > 1 and drafter is not None and drafter.spec is not None:
             raise UnsupportedModel(f"{name} has {sizes[0]:,} tokens in the verifier, {sizes[1]:,} in the drafter")
-
-
-def extent(tensor: Any) -> tuple[int, int]:
-    """Where a tensor lies: its address, and its size in bytes."""
-    values = array(tensor)
-    return values.__array_interface__["data"][0], values.nbytes
 
 
 def _faults(model: Model | DrafterModel) -> list[str]:
@@ -80,7 +77,7 @@ def _faults(model: Model | DrafterModel) -> list[str]:
         sizes = [len(tensors[f"{side}.embed_tokens.weight"]) for side in ("encoder", "decoder")]
         faults = symbol_faults(model.spec, *sizes)
         if drafter and DRAFT_VOCABULARY in tensors:
-            faults += vocabulary_faults(array(tensors[DRAFT_VOCABULARY]), sizes[1])
+            faults += vocabulary_faults(tensors[DRAFT_VOCABULARY], sizes[1])
     if COPY in tensors and len({sides[0].width, sides[1].width, sides[1].key_width}) > 1:
         faults.append("a source copy with an encoder, a decoder and keys of different widths")
     return faults
@@ -118,14 +115,9 @@ def _shared(verifier: Model | DrafterModel, drafter: DrafterModel) -> DrafterMod
     tensors = dict(drafter.tensors)
     for name, tensor in tensors.items():
         twin = verifier.tensors.get(name)
-        if twin is not None and (twin is tensor or equal(twin, tensor)):
+        if twin is not None and equal(twin, tensor):
             tensors[name] = twin
     return replace(drafter, tensors=tensors)
-
-
-def equal(one: Any, other: Any) -> bool:
-    """Whether two tensors have the same values, whatever their data types."""
-    return np.array_equal(array(one), array(other))
 
 
 def same_encoder(verifier: Model | DrafterModel, drafter: DrafterModel) -> bool:
@@ -137,11 +129,11 @@ def same_encoder(verifier: Model | DrafterModel, drafter: DrafterModel) -> bool:
         {name: id(tensor) for name, tensor in model.tensors.items() if name.startswith("encoder.") and name != POSITIONS}
         for model in models
     ]
-    tables = [model.tensors.get(POSITIONS) for model in models]
-    if sides[0] != sides[1] or weights[0] != weights[1] or tables[0] is None or tables[1] is None:
+    tables = [model.tensors[POSITIONS] for model in models if POSITIONS in model.tensors]
+    if sides[0] != sides[1] or weights[0] != weights[1] or len(tables) == 1:
         return False
-    rows = min(map(len, tables))
-    return tables[0] is tables[1] or equal(tables[0][:rows], tables[1][:rows])
+    rows = min(map(len, tables), default=0)
+    return not tables or equal(*(table[:rows] for table in tables))
 
 
 def spread(wanted: int, available: int) -> list[int]:

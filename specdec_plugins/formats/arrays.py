@@ -1,18 +1,72 @@
-"""NumPy arrays of tensors, in the same memory."""
+"""Tensors as NumPy arrays; bfloat16 is `ml_dtypes.bfloat16`. Never imports PyTorch, whose tensors it views."""
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+WEIGHT_DTYPES = (np.dtype(np.float16), BFLOAT16, np.dtype(np.float32), np.dtype(np.float64))
+
+Arrays = Mapping[str, np.ndarray]
+
 
 def array(tensor: Any) -> np.ndarray:
-    """An array of a tensor of PyTorch's; an array as it is."""
+    """An array itself, or PyTorch's dense tensor: a view of one on the CPU, a copy of one elsewhere."""
     if isinstance(tensor, np.ndarray):
         return tensor
-    tensor = tensor.detach().cpu()
-    torch = sys.modules["torch"]
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()
+    plain, torch = tensor.detach().cpu(), sys.modules["torch"]
+    if plain.dtype == torch.bfloat16:
+        return plain.view(torch.uint16).numpy().view(BFLOAT16)
+    return plain.numpy()
+
+
+def arrays(tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """`array` of each. Views of the same memory, as PyTorch's tied weights are, become the same object."""
+    first: dict[tuple, np.ndarray] = {}
+    views = {name: array(tensor) for name, tensor in tensors.items()}
+    return {name: first.setdefault((address(each), each.shape, each.strides, each.dtype), each) for name, each in views.items()}
+
+
+def address(array: np.ndarray) -> int:
+    """Of the first element. (`array.ctypes` takes microseconds.)"""
+    return array.__array_interface__["data"][0]
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """The array at an aligned address: files may store it at any byte."""
+    return array.copy() if address(array) % array.itemsize else array
+
+
+def is_floating(array: np.ndarray) -> bool:
+    """Whether its numbers are floating-point, of any width."""
+    return "float" in array.dtype.name
+
+
+def float16(array: np.ndarray) -> np.ndarray:
+    """As PyTorch rounds, which takes float64 to float32 first; infinite beyond its range."""
+    if array.dtype == np.float16:
+        return array
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32, copy=False).astype(np.float16)
+
+
+def equal(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether shapes and values are, whatever their data types."""
+    if one is other or one.shape != other.shape:
+        return one is other
+    if one.dtype != other.dtype:  # NumPy has no common type of float16 and bfloat16
+        one, other = (each.astype(np.float32) if each.dtype == BFLOAT16 else each for each in (one, other))
+    return np.array_equal(one, other)
+
+
+def all_finite(part: np.ndarray) -> bool:
+    """Whether all of floating-point numbers are: infinity and NaN have the largest bit patterns of either sign."""
+    if not part.size:
+        return True
+    bits = 8 * part.itemsize
+    infinity = int(np.array(np.inf, part.dtype).view(f"u{part.itemsize}"))
+    negative = infinity + (1 << (bits - 1))
+    return int(part.view(f"i{part.itemsize}").max()) < infinity and int(part.view(f"u{part.itemsize}").max()) < negative

@@ -1,4 +1,4 @@
-"""fairseq's ``.pt`` files as containers: safe loading, atomic saving, averaging. Never imports fairseq.
+"""fairseq's ``.pt`` files as containers: safe loading, atomic saving, averaging. Never imports fairseq; PyTorch reads and writes.
 
 The meaning of settings and weights is in `fairseq.py`. Checkpoints are untrusted: they are read with ``weights_only``, and only
 fairseq's own plain containers are allow-listed.
@@ -15,8 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-import torch
-
+from specdec_plugins.extras import needed
 from specdec_plugins.formats import files
 from specdec_plugins.formats.errors import brief
 from specdec_plugins.formats.spec import storage_fault
@@ -61,6 +60,9 @@ def allow_fairseq_types() -> None:
 
     None of these runs code when unpickled.
     """
+    with needed("torch", "a fairseq checkpoint"):
+        import torch
+
     installed = find_spec("omegaconf") is not None
     types: list[Any] = [argparse.Namespace, Any, dict, list, int, defaultdict]
     for name, classes in OMEGACONF.items():
@@ -91,10 +93,13 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
     return checkpoint
 
 
-def unpickled(path: str | os.PathLike[str], mapped: bool = False) -> Any:
-    """What `torch.save` wrote, on the CPU, or ``mapped`` into memory. Raises CheckpointError for what is not just weights."""
+def unpickled(path: str | os.PathLike[str]) -> Any:
+    """What `torch.save` wrote, on the CPU. Raises CheckpointError for what is not just weights."""
+    with needed("torch", f"{path}, a file of PyTorch's,"):
+        import torch
+
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such checkpoint") from None
     except pickle.UnpicklingError as error:
@@ -114,8 +119,6 @@ def unpickled(path: str | os.PathLike[str], mapped: bool = False) -> Any:
     ) as error:
         # A truncated or foreign file can fail at any step of reading; all mean the same to the user.
         raise CheckpointError(f"{path}: not a readable checkpoint, or a damaged one ({type(error).__name__})") from None
-    if mapped:
-        files.mapping(path)
     return content
 
 
@@ -143,6 +146,8 @@ def _named(settings: Any) -> dict[str, Any]:
 
 def save(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
     """Write a checkpoint, whole or not at all."""
+    import torch
+
     with files.whole(path) as temporary:
         torch.save(checkpoint, temporary)
 
@@ -166,7 +171,7 @@ def average(paths: Sequence[str | os.PathLike[str]]) -> Checkpoint:
     """
     if not paths:
         raise ValueError("no checkpoints to average")
-    sums: dict[str, torch.Tensor] = {}
+    sums: dict[str, Any] = {}
     for path in paths:
         checkpoint = load(path)
         weights = checkpoint["model"]
@@ -174,7 +179,7 @@ def average(paths: Sequence[str | os.PathLike[str]]) -> Checkpoint:
             raise CheckpointError(f"{path}: not the same model as {paths[0]} (other parameter names or shapes)")
         for name, tensor in weights.items():
             sums[name] = sums.get(name, 0) + tensor.double() if tensor.is_floating_point() else tensor
-    means: dict[int, torch.Tensor] = {}  # by the memory of the last checkpoint's tensor
+    means: dict[int, Any] = {}  # by the memory of the last checkpoint's tensor
     for name, tensor in weights.items():
         if tensor.is_floating_point():
             weights[name] = means.setdefault(tensor.data_ptr(), (sums[name] / len(paths)).to(tensor.dtype))

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from specdec_plugins.formats.arrays import Arrays, arrays, equal
 from specdec_plugins.formats.checkpoint import Checkpoint, CheckpointError, model_args, task_settings
 from specdec_plugins.formats.errors import brief, listed
 from specdec_plugins.formats.spec import DrafterModel, Model, own_shapes, sinusoidal_table, tensor_faults, tensor_shapes
@@ -119,11 +119,11 @@ def _read(checkpoint: Checkpoint, name: str) -> Model | DrafterModel:
         return shimmed(checkpoint, args, name)
     if faults := list(setting_faults(args)):
         raise CheckpointError(f"{name}: the engine does not support {listed(faults, '; ', 40)}")
-    weights = modern_names(checkpoint["model"])
+    weights = modern_names(arrays(checkpoint["model"]))
     if absent := [weight for weight in announced(args) if weight not in weights]:
         raise CheckpointError(f"{name}: weights that its settings imply are missing: {listed(absent)}")
     code = architecture(args) if architecture(args) in DRAFTERS else None
-    form = int(weights["block_format"]) if "block_format" in weights else 1
+    form = int(weights["block_format"].item()) if "block_format" in weights else 1
     if code and form not in (1, 2):
         raise CheckpointError(f"{name}: block drafter of format {form}; this version reads formats 1 and 2")
     try:
@@ -145,7 +145,7 @@ def shimmed(checkpoint: Checkpoint, args: Mapping[str, Any], name: str) -> Draft
     """The drafter of a checkpoint of ``--arch drafter``: its code's name, options and tensors. Raises CheckpointError."""
     if not isinstance(args.get("drafter"), str) or not isinstance(args.get("drafter_options"), dict):
         raise CheckpointError(f"{name}: does not name its drafter")
-    weights, prefix = checkpoint["model"], "network."
+    weights, prefix = arrays(checkpoint["model"]), "network."
     tensors = {key.removeprefix(prefix): tensor for key, tensor in weights.items() if key.startswith(prefix)}
     if "drafted" in weights:
         tensors["decoder.draft_vocabulary"] = weights["drafted"]
@@ -209,10 +209,10 @@ def announced(args: Mapping[str, Any]) -> Iterator[str]:
         yield "decoder.successor.out.weight"
 
 
-def modern_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def modern_names(weights: Arrays) -> dict[str, np.ndarray]:
     """Weights by fairseq 0.12's names; older versions named and packed some differently."""
     norms = {"encoder": ("self_attn", "final"), "decoder": ("self_attn", "encoder_attn", "final")}
-    renamed: dict[str, Tensor] = {}
+    renamed: dict[str, np.ndarray] = {}
     for name, tensor in weights.items():
         side, _, rest = name.partition(".")
         number = re.fullmatch(r"(layers\.\d+)\.layer_norms\.(\d)\.(weight|bias)", rest)
@@ -220,20 +220,21 @@ def modern_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if number and side in norms:
             renamed[f"{side}.{number[1]}.{norms[side][int(number[2])]}_layer_norm.{number[3]}"] = tensor
         elif packed:
-            for part, third in zip("qkv", tensor.chunk(3)):
-                renamed[f"{packed[1]}{part}_proj.{packed[2]}"] = third
+            rows = -(-len(tensor) // 3)
+            for place, part in enumerate("qkv"):
+                renamed[f"{packed[1]}{part}_proj.{packed[2]}"] = tensor[place * rows : (place + 1) * rows]
         elif name == "decoder.embed_out":
             renamed["decoder.output_projection.weight"] = tensor
         else:
             renamed[name] = tensor
     for side, first_with_norm in (("encoder", 2), ("decoder", 3)):
         # Older versions never normalise after the last layer, whatever the file contains.
-        if float(weights.get(f"{side}.version", torch.ones(1)).flatten()[0]) < first_with_norm:
+        if float(weights.get(f"{side}.version", np.ones(1)).flatten()[0]) < first_with_norm:
             renamed = {name: tensor for name, tensor in renamed.items() if not name.startswith(f"{side}.layer_norm.")}
     return renamed
 
 
-def spec_of(args: Mapping[str, Any], weights: Mapping[str, Tensor], unscaled: bool) -> ModelSpec:
+def spec_of(args: Mapping[str, Any], weights: Arrays, unscaled: bool) -> ModelSpec:
     """The spec from the settings, or from the weights where settings are missing. Raises ValueError with every fault."""
 
     def side(name: str, positions: str) -> SideSpec:
@@ -258,7 +259,7 @@ def spec_of(args: Mapping[str, Any], weights: Mapping[str, Tensor], unscaled: bo
     return ModelSpec(side("encoder", "max_source_positions"), side("decoder", "max_target_positions"))
 
 
-def canonical(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
+def canonical(weights: Arrays, spec: ModelSpec) -> dict[str, np.ndarray]:
     """The tensors of the function by canonical names, with sinusoidal tables, and tied output projections, which older versions
     omit."""
     tensors = {name: tensor for name, tensor in weights.items() if not NO_WEIGHTS.fullmatch(name)}
@@ -270,15 +271,15 @@ def canonical(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tenso
     return tensors
 
 
-def drafter_options(code: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def drafter_options(code: str, tensors: Arrays) -> dict[str, Any]:
     """A drafter's options, as its weights show them."""
     if code == "block":
         return {"source_copy": "decoder.copy_attn.weight" in tensors}
     out = tensors.get("decoder.successor.out.weight")
-    return {"successor_width": 0 if out is None else out.size(-1)}
+    return {"successor_width": 0 if out is None else out.shape[-1]}
 
 
-def verifier_mark(weights: Mapping[str, Tensor]) -> str | None:
+def verifier_mark(weights: Arrays) -> str | None:
     """The fingerprint, 32 bytes, of the verifier that a drafter was initialised from."""
     mark = weights.get("block_verifier")
     return bytes(mark.tolist()).hex() if mark is not None and mark.any() else None
@@ -290,7 +291,7 @@ def verifier_mark(weights: Mapping[str, Tensor]) -> str | None:
 def checkpoint_of(model: Model) -> Checkpoint:
     """The checkpoint of ``--arch transformer`` for ``model``. Raises ValueError for what fairseq's Transformer does not
     compute."""
-    spec, tensors = model.spec, model.tensors
+    spec, tensors = model.spec, arrays(model.tensors)
     first, prenorm = spec.encoder, {side: side.norms == "before" for side in (spec.encoder, spec.decoder)}
     if faults := fairseq_faults(spec):
         raise ValueError("fairseq's Transformer does not compute " + "; ".join(faults))
@@ -310,8 +311,9 @@ def checkpoint_of(model: Model) -> Checkpoint:
         "decoder_output_dim": spec.decoder.width,
     }
     # A version 1 encoder has no norm after its last layer.
-    weights = {**tensors, "encoder.version": torch.tensor([3.0 if first.final_norm or not prenorm[first] else 1.0])}
-    weights["decoder.version"] = torch.tensor([3.0])
+    version = np.array([3.0 if first.final_norm or not prenorm[first] else 1.0], np.float32)
+    weights: dict[str, np.ndarray] = {**tensors, "encoder.version": version}
+    weights["decoder.version"] = np.array([3.0], np.float32)
     for name, side in (("encoder", spec.encoder), ("decoder", spec.decoder)):
         positions = f"{name}.embed_positions.weight"
         weights[positions], table = weights[positions][: side.max_positions + OFFSET], sinusoidal_table(side)
@@ -360,6 +362,6 @@ def fairseq_faults(spec: ModelSpec) -> list[str]:
     return [what for what, is_so in unlike.items() if is_so]
 
 
-def same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal in value."""
-    return one is other or (one.shape == other.shape and torch.equal(one, other.to(one)))
+def same(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two tensors are equal in value, as the first one's data type rounds them."""
+    return one is other or equal(one, other.astype(one.dtype))

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from specdec_plugins.formats import checkpoint, description, fairseq, hub, huggingface, spec, tensors
+from specdec_plugins.formats.arrays import WEIGHT_DTYPES, Arrays, address, array, equal
 from specdec_plugins.formats.code import refuse_own_code
 from specdec_plugins.formats.description import CodecEntry, Description, DrafterEntry, VerifierEntry, codec_entry, read_json
 from specdec_plugins.formats.errors import listed
@@ -222,17 +222,17 @@ def _copy(files: Mapping[str, Path], folder: Path) -> dict[str, str]:
     return names
 
 
-def _store(folder: Path, name: str, model: Model | DrafterModel, others: Mapping[str, Tensor], half: bool) -> dict[str, Any]:
+def _store(folder: Path, name: str, model: Model | DrafterModel, others: Mapping[str, Any], half: bool) -> dict[str, Any]:
     """Write ``name``.safetensors. Returns the entries of ``model.json`` about the tensors."""
     first: dict[tuple, str] = {}  # a tensor's first name, by its memory
-    stored, aliases, shared, computed = dict[str, Tensor](), dict[str, str](), list[str](), list[str]()
+    stored, aliases, shared, computed = dict[str, np.ndarray](), dict[str, str](), list[str](), list[str]()
     tables = spec.sinusoidal_tables(model.spec)
-    for key, tensor in model.tensors.items():
-        twin, table = others.get(key), tables.get(key)
-        original = first.setdefault((tensor.data_ptr(), tensor.shape), key)
-        if table is not None and table.shape == tensor.shape and torch.equal(table, tensor):
+    for key, given in model.tensors.items():
+        tensor, twin, table = array(given), others.get(key), tables.get(key)
+        original = first.setdefault((address(tensor), tensor.shape), key)
+        if table is not None and equal(table, tensor):
             computed.append(key)
-        elif twin is not None and twin.shape == tensor.shape and torch.equal(twin, tensor):
+        elif twin is not None and equal(array(twin), tensor):
             shared.append(key)
         elif original != key and original in stored:
             aliases[key] = original
@@ -265,9 +265,7 @@ def _load_models(folder: Path, described: Description) -> tuple[Model, DrafterMo
     return verifier, DrafterModel(drafting.code, weights, drafting.spec, drafting.options, drafting.block_size, drafting.verifier)
 
 
-def _load_tensors(
-    folder: Path, role: str, entry: VerifierEntry | DrafterEntry, others: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def _load_tensors(folder: Path, role: str, entry: VerifierEntry | DrafterEntry, others: Arrays) -> dict[str, np.ndarray]:
     """A model's tensors as stored, checked against its spec before they are read."""
     from safetensors import safe_open
 
@@ -275,7 +273,7 @@ def _load_tensors(
     faults: list[str] = []
     tables = spec.sinusoidal_tables(entry.spec)
     shared = entry.shared if isinstance(entry, DrafterEntry) else ()
-    with tensors.readable(path), safe_open(path, framework="pt") as file:
+    with tensors.readable(path), safe_open(path, framework="np") as file:
         given = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a dict
     for names, known, what in (
         (shared, spec.tensor_shapes(others), "shared"),
@@ -296,7 +294,7 @@ def _load_tensors(
         raise ValueError(f"{folder}: {role}: {listed(faults, '; ')}")
     weights = tensors.read(path)
     if entry.spec is None:  # the drafter's code computes with them directly
-        weights = {name: tensor.float() if tensor.dtype in spec.WEIGHT_DTYPES else tensor for name, tensor in weights.items()}
+        weights |= {name: each.astype(np.float32) for name, each in weights.items() if each.dtype in WEIGHT_DTYPES}
     weights |= {name: others[name] for name in shared} | {name: tables[name] for name in entry.sinusoidal}
     return weights | {name: weights[original] for name, original in entry.aliases.items()}
 
@@ -311,7 +309,7 @@ def _load_models_of_format_1(folder: Path, described: description.DescriptionOfF
     return first, second and dataclasses.replace(second, block_size=described.block_size)
 
 
-def _load_checkpoint(folder: Path, entry: description.EntryOfFormat1, others: Mapping[str, Tensor]) -> checkpoint.Checkpoint:
+def _load_checkpoint(folder: Path, entry: description.EntryOfFormat1, others: Arrays) -> checkpoint.Checkpoint:
     """A model in a folder of format 1, as `checkpoint.load` would return it."""
     weights = tensors.read(_inside(folder, entry.weights))
     try:

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-import torch
-from torch import Tensor
 
 LOG_10000 = 9.210340371976184
 LOG2_E = 1.4426950408889634
@@ -24,7 +22,7 @@ CHUNK = 1 << 14  # angles at a time, which stay in a core's cache
 
 
 @lru_cache(maxsize=8)
-def sinusoidal(rows: int, width: int, pad: int) -> Tensor:
+def sinusoidal(rows: int, width: int, pad: int) -> np.ndarray:
     """(rows, width) float32 position table of tensor2tensor and fairseq: all sines, then all cosines; row ``pad`` is zero.
 
     Rates and angles are rounded to float32, as there. Cached, so that models share it. Read-only.
@@ -39,11 +37,11 @@ def sinusoidal(rows: int, width: int, pad: int) -> Tensor:
         angles, part = some.astype(np.float32)[:, None] * rates, table[first : first + len(some)]
         sines_and_cosines(angles.astype(np.float64), part[:, :half], part[:, half : 2 * half])
     table[pad] = 0
-    return torch.from_numpy(table)
+    return table
 
 
 @lru_cache(maxsize=8)
-def sinusoidal_from_zero(rows: int, width: int) -> Tensor:
+def sinusoidal_from_zero(rows: int, width: int) -> np.ndarray:
     """(rows, width) float32 position table of Marian and Pegasus, rounded from float64. Cached. Read-only."""
     rates = exponential(np.arange(0, width, 2) / width * LOG_10000)
     table = np.zeros((rows, width), np.float32)
@@ -51,11 +49,11 @@ def sinusoidal_from_zero(rows: int, width: int) -> Tensor:
     for first, some in _chunks(rows, half):
         part = table[first : first + len(some)]
         sines_and_cosines(some[:, None] / rates, part[:, :half], part[:, half:])
-    return torch.from_numpy(table)
+    return table
 
 
 @lru_cache(maxsize=8)
-def rotations(rows: int, width: int, theta: float) -> Tensor:
+def rotations(rows: int, width: int, theta: float) -> np.ndarray:
     """(rows, width) float32 cosines, then sines, of the angles that rotary positions turn the halves of a head by.
 
     Rates and angles are rounded to float32, as in transformers. Cached. Read-only.
@@ -67,7 +65,7 @@ def rotations(rows: int, width: int, theta: float) -> Tensor:
     for first, some in _chunks(rows, half):
         angles, part = some.astype(np.float32)[:, None] * rates, table[first : first + len(some)]
         sines_and_cosines(angles.astype(np.float64), part[:, half:], part[:, :half])
-    return torch.from_numpy(table)
+    return table
 
 
 @lru_cache(maxsize=8)

@@ -12,19 +12,21 @@ key-value heads, K width of a head. What a spec does not ask for is missing: bia
     SIDE.layer_norm.{weight,bias}, decoder.output_projection.{weight (V, D),bias (V,)}
 
 Position tables are ordinary tensors, because their frequencies differ between families: row ``embedding.offset`` is the first
-token's, and there are at least ``max_positions`` rows from there. Tied tensors are the same object.
+token's, and there are at least ``max_positions`` rows from there. Tied tensors are the same object. Readers make NumPy arrays;
+training and drafters' networks make PyTorch's tensors, which everything here takes as well (`arrays.py`).
 """
 
 import dataclasses
 import hashlib
-import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from specdec_plugins.formats import arrays
+from specdec_plugins.formats.arrays import WEIGHT_DTYPES, address, array, float16, is_floating
 from specdec_plugins.formats.errors import listed
 from specdec_plugins.formats.files import Mapped
 from specdec_plugins.formats.positions import sinusoidal, sinusoidal_from_zero
@@ -36,7 +38,7 @@ HALF = 2**-11  # largest error of a sine in float16
 @dataclass(frozen=True)
 class Model:
     spec: ModelSpec
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Any]  # arrays, or PyTorch's tensors
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class DrafterModel:
     """
 
     code: str
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Any]  # as `Model`'s
     spec: ModelSpec | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     block_size: int = 0  # draft length in training
@@ -59,7 +61,7 @@ class DrafterModel:
 Reading = TypeVar("Reading", Model, DrafterModel)
 
 
-def sinusoidal_table(side: SideSpec) -> Tensor | None:
+def sinusoidal_table(side: SideSpec) -> np.ndarray | None:
     """A side's sinusoidal table; None if it cannot have one. Marian's if the first token's is row 0, else fairseq's, which is
     zero in the row before."""
     offset = side.embedding.offset
@@ -70,7 +72,7 @@ def sinusoidal_table(side: SideSpec) -> Tensor | None:
     return sinusoidal(offset + side.max_positions, side.width, offset - 1)
 
 
-def sinusoidal_tables(spec: ModelSpec | None) -> dict[str, Tensor]:
+def sinusoidal_tables(spec: ModelSpec | None) -> dict[str, np.ndarray]:
     """The sinusoidal position tables that a model may have, by canonical name."""
     if spec is None:
         return {}
@@ -78,9 +80,9 @@ def sinusoidal_tables(spec: ModelSpec | None) -> dict[str, Tensor]:
     return {name: table for name, table in tables.items() if table is not None}
 
 
-def close(stored: Tensor, table: Tensor) -> bool:
+def close(stored: np.ndarray, table: np.ndarray) -> bool:
     """Whether a stored position table is this sinusoidal one, which other programs and half precision round otherwise."""
-    return stored.shape == table.shape and torch.allclose(stored.float(), table, rtol=0, atol=HALF)
+    return stored.shape == table.shape and bool((np.abs(stored.astype(np.float32) - table) <= HALF).all())
 
 
 def extended(model: Reading, positions: int) -> Reading:
@@ -98,11 +100,11 @@ def extended(model: Reading, positions: int) -> Reading:
         table = f"{name}.embed_positions.weight"
         if side.max_positions >= positions or table not in tensors:  # taken from the verifier
             continue
-        longer, known = sinusoidal_table(longer_sides[name]), tensors[table]
+        longer, known = sinusoidal_table(longer_sides[name]), array(tensors[table])
         if longer is None or not close(known[: len(longer)], longer[: len(known)]):
             faults.append(f"the {name}'s {side.max_positions:,} are learned")
             continue
-        tensors[table] = torch.cat([known, longer[len(known) :].to(known)])
+        tensors[table] = np.concatenate([known, longer[len(known) :].astype(known.dtype)])
     if faults:
         raise ValueError("; ".join(faults))
     return replace(model, spec=spec, tensors=tensors)
@@ -191,53 +193,51 @@ def _fits(name: str, given: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     return given == wanted
 
 
-def tensor_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-
-WEIGHT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def aligned(tensor: Tensor) -> Tensor:
-    """The tensor at an aligned address: safetensors files may store it at any byte."""
-    return tensor.clone() if tensor.data_ptr() % tensor.element_size() else tensor
 
 
 def storage_fault(tensor: Any) -> str | None:
     """Why an untrusted object is not an ordinary tensor in memory, whose address a kernel may read; None if it is one."""
-    if not isinstance(tensor, Tensor):
-        return f"is not a tensor but {type(tensor).__name__}"
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-        kind = "quantised" if tensor.is_quantized else "without data" if tensor.device.type == "meta" else "sparse"
-        return f"is {kind}, not a dense tensor"
-    if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
-        return "has more elements than memory"  # expanded: a small file could claim all memory
-    return None
+    if isinstance(tensor, np.ndarray):
+        reach = tensor.itemsize + sum((size - 1) * abs(stride) for size, stride in zip(tensor.shape, tensor.strides))
+        few = tensor.size and reach < tensor.nbytes
+    else:
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(tensor, torch.Tensor):
+            return f"is not a tensor but {type(tensor).__name__}"
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+            kind = "quantised" if tensor.is_quantized else "without data" if tensor.device.type == "meta" else "sparse"
+            return f"is {kind}, not a dense tensor"
+        few = tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size()
+    return "has more elements than memory" if few else None  # expanded: a small file could claim all memory
 
 
 def weight_fault(tensor: Any) -> str | None:
     """Why a tensor cannot be a weight; None if it can."""
     if fault := storage_fault(tensor):
         return fault
-    if tensor.dtype not in WEIGHT_DTYPES:
-        return f"is {str(tensor.dtype).removeprefix('torch.')}, not floating-point"
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in map(str, WEIGHT_DTYPES):
+        return f"is {name}, not floating-point"
     return None if all_finite(tensor) else "has values that are not finite"
 
 
-def all_finite(tensor: Tensor) -> bool:
-    """Whether all values are. A finite sum implies it, at memory speed and without copies; the sum of large ones may overflow."""
-    return all(math.isfinite(part.sum()) or bool(part.isfinite().all()) for part in _parts(tensor))
+def all_finite(tensor: Any) -> bool:
+    """Whether all values are, of a floating-point tensor."""
+    return all(map(arrays.all_finite, _parts(tensor)))
 
 
-PART = 1 << 22
+PART = 1 << 20
 
 
-def _parts(tensor: Tensor) -> Iterator[Tensor]:
+def _parts(tensor: Any) -> Iterator[np.ndarray]:
     """A tensor's values in order, `PART` at a time: little is computed from them, and in memory of a mapped file, at once."""
-    mapped = Mapped()
-    for part in tensor.detach().reshape(-1).split(PART):
+    mapped, values = Mapped(), array(tensor).reshape(-1)
+    for first in range(0, len(values), PART):
+        part = values[first : first + PART]
         yield part
-        mapped.read(part.data_ptr(), part.nbytes)
+        mapped.read(address(part), part.nbytes)
 
 
 def symbol_faults(spec: ModelSpec, source_size: int, target_size: int) -> list[str]:
@@ -260,9 +260,9 @@ def fingerprint(model: Model) -> str:
     digest = hashlib.sha256()
     tables = sinusoidal_tables(model.spec)
     for name, tensor in sorted(model.tensors.items()):
-        if name in tables and close(tensor, tables[name]):
+        if name in tables and close(array(tensor), tables[name]):
             continue
         digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
         for part in _parts(tensor):
-            digest.update((part.half() if part.is_floating_point() else part).cpu().numpy().data)
+            digest.update((float16(part) if is_floating(part) else part).data)
     return digest.hexdigest()

@@ -1,31 +1,41 @@
 """safetensors files: mapped into memory when read, streamed when written."""
 
 import json
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-import torch
-from torch import Tensor
+import ml_dtypes
+import numpy as np
 
+from specdec_plugins.formats.arrays import BFLOAT16, address, aligned, array, float16, is_floating
 from specdec_plugins.formats.errors import brief
 from specdec_plugins.formats.files import Mapped, mapping, whole
-from specdec_plugins.formats.spec import aligned, all_finite
+from specdec_plugins.formats.spec import all_finite
 
 # The format's names of data types: https://github.com/huggingface/safetensors
 DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": BFLOAT16,
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U64": np.dtype(np.uint64),
+    "U32": np.dtype(np.uint32),
+    "U16": np.dtype(np.uint16),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
 }
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+LENGTH = struct.Struct("<Q")  # of the header, before it
 
 
 @contextmanager
@@ -39,35 +49,48 @@ def readable(path: Path) -> Iterator[None]:
         raise ValueError(f"{path}: not a readable safetensors file, or a damaged one ({brief(error)})") from None
 
 
-def read(path: Path) -> dict[str, Tensor]:
-    """A file's tensors as stored, mapped into memory."""
-    from safetensors.torch import load_file
+def read(path: Path) -> dict[str, np.ndarray]:
+    """A file's tensors as stored, in its order, mapped into memory. Raises ValueError naming the file.
 
-    with readable(path):
-        tensors = load_file(path)
+    safetensors checks the header: the tensors follow it in order, without gaps, to the end of the file.
+    """
+    from safetensors import safe_open
+
+    with readable(path), safe_open(path, framework="np") as file:
+        entries = [(name, file.get_slice(name)) for name in file.offset_keys()]
+        stored = [(name, entry.get_dtype(), tuple(entry.get_shape())) for name, entry in entries]
+    content = np.asarray(np.memmap(path, np.uint8, "c"))
     mapping(path)
-    return {name: aligned(each) for name, each in tensors.items()}
+    place, found = LENGTH.size + LENGTH.unpack(content[: LENGTH.size].tobytes())[0], dict[str, np.ndarray]()
+    for name, kind, shape in stored:
+        if kind not in DTYPES:
+            raise ValueError(f"{path}: the weight {brief(name)} has the data type {brief(kind)}, which is not supported")
+        end = place + math.prod(shape) * DTYPES[kind].itemsize
+        found[name] = aligned(content[place:end].view(DTYPES[kind]).reshape(shape))
+        place = end
+    return found
 
 
-def write(path: Path, tensors: Mapping[str, Tensor], half: bool = False) -> None:
+def write(path: Path, tensors: Mapping[str, Any], half: bool = False) -> None:
     """Write a file, whole or not at all, with ``half`` in float16. Never holds more than one tensor besides those given.
 
     Raises ValueError naming a tensor that is not finite.
     """
     header, end, mapped = {}, 0, Mapped()
-    ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # largest elements first: all are aligned
-    dtypes = {name: torch.float16 if half and each.is_floating_point() else each.dtype for name, each in ordered.items()}
-    for name, tensor in ordered.items():
-        begin, end = end, end + tensor.numel() * dtypes[name].itemsize
-        header[name] = {"dtype": DTYPES[dtypes[name]], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    # Largest elements first: all are aligned.
+    ordered = dict(sorted(((name, array(each)) for name, each in tensors.items()), key=lambda item: -item[1].itemsize))
+    for name, each in ordered.items():
+        dtype = np.dtype(np.float16) if half and is_floating(each) else each.dtype
+        begin, end = end, end + each.size * dtype.itemsize
+        header[name] = {"dtype": NAMES[dtype], "shape": list(each.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with whole(path) as temporary, open(temporary, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for name, tensor in ordered.items():
-            stored = tensor.detach().to(dtypes[name]).contiguous()
-            if stored.is_floating_point() and not all_finite(stored):
+        file.write(LENGTH.pack(len(text)) + text)
+        for name, each in ordered.items():
+            stored = float16(each) if half and is_floating(each) else each
+            if is_floating(stored) and not all_finite(stored):
                 raise ValueError(f"{path.stem}: {name} has values that are not finite{' in float16' if half else ''}")
-            file.write(stored.reshape(-1).view(torch.uint8).numpy().data)
-            mapped.read(tensor.data_ptr(), tensor.nbytes)
+            file.write(np.ascontiguousarray(stored).reshape(-1).view(np.uint8).data)
+            mapped.read(address(each), each.nbytes)
     mapped.unload()

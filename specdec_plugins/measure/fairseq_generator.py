@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from specdec_plugins.decoding.backends.torch.arrays import tensors
 from specdec_plugins.decoding.backends.torch.tensors import send, source_tokens
 from specdec_plugins.decoding.options import Beam
 from specdec_plugins.decoding.requests import Hypothesis, Request, Source
@@ -42,7 +43,7 @@ class FairseqGenerator:
             target = self.dictionaries[1] = source
         task = SimpleNamespace(source_dictionary=source, target_dictionary=target)
         self.model = ARCH_MODEL_REGISTRY[args.arch].build_model(args, task)
-        self.model.load_state_dict(checkpoint["model"], strict=True)
+        self.model.load_state_dict(tensors(checkpoint["model"]), strict=True)
         self.model.make_generation_fast_()
         self.model.to(device=device, dtype=dtype).eval()
         self.beam, self.device, self.forced = beam, device, model.spec.forced

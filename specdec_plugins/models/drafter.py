@@ -33,7 +33,7 @@ class DrafterShim(BaseFairseqModel):
         model = read_verifier(args.verifier)
         counts = None
         for side, dictionary in (("encoder", task.source_dictionary), ("decoder", task.target_dictionary)):
-            rows = model.tensors[f"{side}.embed_tokens.weight"].size(0)
+            rows = model.tensors[f"{side}.embed_tokens.weight"].shape[0]
             counts = counts_of(dictionary, rows)
             if counts is None and rows != len(dictionary):
                 raise ValueError(f"--verifier {args.verifier} has {rows:,} symbols in its {side}, the data {len(dictionary):,}")

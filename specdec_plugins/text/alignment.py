@@ -7,10 +7,11 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from specdec_plugins.formats.arrays import array
 from specdec_plugins.text.words import Span
 
 # A word's attention to a second source word, times that to its first, at least: best of 0 and 0.3 on half the gold sets
@@ -66,25 +67,30 @@ def spoken(text: str, span: Span) -> bool:
     return any(map(str.isalnum, text[slice(*span)]))
 
 
-def link(weights: Tensor, spans: Sequence[Span], source: str, output: Sequence[Span], text: str) -> Alignment:
+def link(attention: Any, spans: Sequence[Span], source: str, output: Sequence[Span], text: str) -> Alignment:
     """Link each word of ``text`` to the word of ``source`` of whose attention it has the largest part: every token attends to
     some, such as the last. A source word left over is linked to the word with the largest part of it, unless that attends far
     more to another.
 
-    ``weights`` (T, S); ``spans`` and ``output`` are the characters of the source's and the output's tokens. Tokens without
-    characters, such as eos, count for nothing.
+    ``attention`` (T, S) is an array or a tensor; ``spans`` and ``output`` are the characters of the source's and the output's
+    tokens. Tokens without characters, such as eos, count for nothing.
     """
     words = [words_of(source), words_of(text)]
     (rows, targets), (columns, sources) = (owners(*each) for each in ((output, words[1]), (spans, words[0])))
     if not rows or not columns:
         return Alignment(words[0], words[1], [])
-    table = weights.new_zeros(len(weights), len(words[0])).index_add_(1, torch.tensor(sources), weights[:, columns])
-    table = table.new_zeros(len(words[1]), len(words[0])).index_add_(0, torch.tensor(targets), table[rows])
-    parts = table / (table.cumsum(0)[-1] + 1e-9)  # in order: the order of `sum` depends on the CPU
+    weights = array(attention)
+    by_source = np.zeros((len(words[0]), len(weights)), weights.dtype)
+    np.add.at(by_source, sources, weights.T[columns])
+    table = np.zeros((len(words[1]), len(words[0])), weights.dtype)
+    np.add.at(table, targets, by_source.T[rows])
+    # Added in order, in float64: the order of `sum` depends on the CPU.
+    totals = np.cumsum(table, 0, np.float64)[-1].astype(table.dtype)
+    parts = table / (totals + table.dtype.type(1e-9))
     best, back = parts.argmax(1).tolist(), parts.argmax(0).tolist()
     pairs = {(best[word], word) for word in targets}
     linked = {source for source, _ in pairs}
-    enough = (MINOR * table.max(1).values).tolist()
+    enough = (MINOR * table.max(1)).tolist()
     pairs |= {(source, back[source]) for source in {*sources} - linked if table[back[source], source] > enough[back[source]]}
     return Alignment(words[0], words[1], sorted(pairs, key=lambda pair: (pair[1], pair[0])))
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from torch import Tensor
+import numpy as np
 
 from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.families import DECODER, ENCODER, PROJECTION, Reader, activation_of, checked, tied
@@ -32,7 +32,7 @@ class Family(Reader):
     separates: bool = False  # source and target may have vocabularies of their own
     unknown: int = 3  # what drafters read for tokens that they do not know
 
-    def model_of(self, config: Asked, generation: Generation, weights: dict[str, Tensor]) -> Model | None:
+    def model_of(self, config: Asked, generation: Generation, weights: dict[str, np.ndarray]) -> Model | None:
         return model_of(self, config, generation, weights)
 
 
@@ -45,7 +45,7 @@ FAMILIES = {
 }
 
 
-def model_of(family: Family, config: Asked, generation: Generation, weights: dict[str, Tensor]) -> Model | None:
+def model_of(family: Family, config: Asked, generation: Generation, weights: dict[str, np.ndarray]) -> Model | None:
     """See `Reader.model_of`."""
     spec, sizes = spec_of(family, config, generation), vocabularies(family, config)
     if config.faults:
@@ -53,7 +53,7 @@ def model_of(family: Family, config: Asked, generation: Generation, weights: dic
     named = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
     tensors = canonical(family, config, named)
     if (bias := tensors.pop("final_logits_bias", None)) is not None:
-        tensors["decoder.output_projection.bias"] = bias.flatten()
+        tensors["decoder.output_projection.bias"] = bias.reshape(-1)
         spec = replace(spec, output=Output(bias=True))
     for name, table in () if family.learned else sinusoidal_tables(spec).items():
         tensors.setdefault(name, table)  # old files have it
@@ -110,7 +110,7 @@ def separate(family: Family, config: Asked) -> bool:
     return family.separates and not config.flag("share_encoder_decoder_embeddings", True)
 
 
-def canonical(family: Family, config: Asked, named: dict[str, Tensor]) -> dict[str, Tensor]:
+def canonical(family: Family, config: Asked, named: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Tensors by canonical names, tied ones the same object."""
     tensors = {name: tensor for name, tensor in named.items() if name not in UNUSED}
     shared, apart = tensors.pop("shared.weight", None), separate(family, config)

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from specdec_plugins.formats.arrays import equal
 from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.generation import Generation
 from specdec_plugins.formats.spec import Model, symbol_faults, tensor_faults, tensor_shapes
@@ -36,7 +36,7 @@ class Reader:
         """Values that `generate` needs, for a config that lacks them."""
         return {}
 
-    def model_of(self, config: Asked, generation: Generation, weights: dict[str, Tensor]) -> Model | None:
+    def model_of(self, config: Asked, generation: Generation, weights: dict[str, np.ndarray]) -> Model | None:
         """The model of a config and weights. Faults go to ``config``; None if they leave no model. Raises ValueError for values
         that no model has."""
         raise NotImplementedError
@@ -47,7 +47,7 @@ def activation_of(name: str) -> str:
     return ACTIVATIONS.get(name, name)
 
 
-def checked(spec: ModelSpec, tensors: dict[str, Tensor], sizes: Sequence[int], config: Asked) -> Model:
+def checked(spec: ModelSpec, tensors: dict[str, np.ndarray], sizes: Sequence[int], config: Asked) -> Model:
     """The model, with our name of the output projection. Faults of its tensors, and vocabularies of other ``sizes``, go to
     ``config``."""
     if PROJECTION in tensors:
@@ -61,7 +61,7 @@ def checked(spec: ModelSpec, tensors: dict[str, Tensor], sizes: Sequence[int], c
     return Model(spec, tensors)
 
 
-def tied(tensors: dict[str, Tensor], group: Sequence[str], shared: Tensor | None = None) -> dict[str, Tensor]:
+def tied(tensors: dict[str, np.ndarray], group: Sequence[str], shared: np.ndarray | None = None) -> dict[str, np.ndarray]:
     """The tensors of a ``group`` that a config ties, as one object: ``shared``, or the first that the file has.
 
     As transformers 5, those that the file has with different values stay apart.
@@ -70,7 +70,7 @@ def tied(tensors: dict[str, Tensor], group: Sequence[str], shared: Tensor | None
     return {} if main is None else {name: one_of(tensors.get(name), main) for name in group}
 
 
-def one_of(own: Tensor | None, main: Tensor) -> Tensor:
+def one_of(own: np.ndarray | None, main: np.ndarray) -> np.ndarray:
     """The tensor that both are if they are equal, else the own one."""
-    same = own is None or own.data_ptr() == main.data_ptr() or (own.shape == main.shape and torch.equal(own, main))
+    same = own is None or equal(own, main)
     return main if same or own is None else own

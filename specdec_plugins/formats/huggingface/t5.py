@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from torch import Tensor
+import numpy as np
 
 from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.families import DECODER, ENCODER, PROJECTION, Reader, activation_of, checked, tied
@@ -50,7 +50,7 @@ class Family(Reader):
     def defaults(self, config: Asked) -> Mapping[str, Any]:
         return {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": self.start}
 
-    def model_of(self, config: Asked, generation: Generation, weights: dict[str, Tensor]) -> Model | None:
+    def model_of(self, config: Asked, generation: Generation, weights: dict[str, np.ndarray]) -> Model | None:
         spec, size = spec_of(self, config, generation), config.whole("vocab_size", least=1)
         return None if config.faults else checked(spec, canonical(spec, self, weights), (size, size), config)
 
@@ -102,7 +102,7 @@ def feed_forward(family: Family, config: Asked, inner: int) -> FeedForward:
     )
 
 
-def canonical(spec: ModelSpec, family: Family, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def canonical(spec: ModelSpec, family: Family, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Tensors by canonical names, tied ones the same object; unknown ones keep their names, and are refused.
 
     The config's word on tying does not count: in all of these families transformers ties the embeddings and the output

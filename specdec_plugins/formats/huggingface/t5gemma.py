@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from specdec_plugins.formats.arrays import is_floating
 from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.families import DECODER, PROJECTION, Reader, activation_of, checked, tied
 from specdec_plugins.formats.huggingface.generation import Generation
@@ -33,7 +33,7 @@ class Family(Reader):
         own = config.get("decoder")
         return USUAL | {name: own[name] for name in USUAL if isinstance(own, dict) and name in own}
 
-    def model_of(self, config: Asked, generation: Generation, weights: dict[str, Tensor]) -> Model | None:
+    def model_of(self, config: Asked, generation: Generation, weights: dict[str, np.ndarray]) -> Model | None:
         spec = spec_of(config, generation)
         sizes = [part(config, side).whole("vocab_size", 256_000, least=1) for side in ("encoder", "decoder")]
         return None if config.faults else checked(spec, canonical(config, weights), sizes, config)
@@ -103,7 +103,7 @@ def theta(own: Asked) -> float:
     return inner.number("rope_theta", 10_000.0, 1e9)
 
 
-def canonical(config: Asked, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def canonical(config: Asked, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Tensors by canonical names; unknown ones are refused. Theirs of norms are what to add to 1."""
     tensors = {}
     for name, tensor in weights.items():
@@ -112,8 +112,8 @@ def canonical(config: Asked, weights: dict[str, Tensor]) -> dict[str, Tensor]:
             ours = f"{side}.layer_norm.weight" if ours == f"{side}.norm.weight" else ours
         for before, after in NAMES.items():
             ours = ours.replace(f".{before}", f".{after}")
-        if ours.endswith("_norm.weight") and tensor.is_floating_point():
-            tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32)) + 1
+        if ours.endswith("_norm.weight") and is_floating(tensor):
+            tensor = tensor.astype(np.promote_types(tensor.dtype, np.float32), copy=False) + 1
         tensors[ours.replace("lm_head.out_proj", "lm_head")] = tensor
     if config.flag("tie_word_embeddings", True):
         tensors |= tied(tensors, [DECODER, PROJECTION])

@@ -3,17 +3,18 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from torch import Tensor
+import numpy as np
 
-from specdec_plugins.formats import tensors
-from specdec_plugins.formats.checkpoint import CheckpointError, unpickled
+from specdec_plugins.formats import pickled, tensors
+from specdec_plugins.formats.arrays import arrays
+from specdec_plugins.formats.checkpoint import unpickled
 from specdec_plugins.formats.description import read_json
 from specdec_plugins.formats.spec import storage_fault
 
 KINDS = ("model.safetensors", "pytorch_model.bin")
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
+def read_weights(folder: Path) -> dict[str, np.ndarray]:
     """Every tensor of the folder's weights. Raises ValueError naming the file at fault."""
     for name in KINDS:
         index = folder / f"{name}.index.json"
@@ -38,16 +39,15 @@ def shards(index: Path) -> Iterable[str]:
     return files
 
 
-def read_file(path: Path) -> dict[str, Tensor]:
+def read_file(path: Path) -> dict[str, np.ndarray]:
     if path.suffix == ".safetensors":
         return tensors.read(path)
-    try:
-        found = unpickled(path, mapped=True)
-    except CheckpointError:
-        found = unpickled(path)  # files of PyTorch before 1.6 cannot be mapped
+    with open(path, "rb") as file:
+        zipped = file.read(len(pickled.MAGIC)) == pickled.MAGIC
+    found = pickled.read(path) if zipped else unpickled(path)  # PyTorch before 1.6 wrote no zip
     if not isinstance(found, dict):
         raise ValueError(f"{path}: no weights by name")
     for name, tensor in found.items():
         if type(name) is not str or (fault := storage_fault(tensor)):
             raise ValueError(f"{path}: the weight {name!r:.80} {fault if type(name) is str else 'has no name'}")
-    return found
+    return arrays(found)

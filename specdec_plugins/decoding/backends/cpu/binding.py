@@ -21,6 +21,7 @@ from typing import Any, overload
 import numpy as np
 
 from specdec_plugins.decoding.compiled import Library, kernels
+from specdec_plugins.formats.arrays import address as address_of
 from specdec_plugins.formats.arrays import array as array_of
 from specdec_plugins.formats.files import Mapped
 from specdec_plugins.model.spec import SideSpec
@@ -290,4 +291,4 @@ def address(values: np.ndarray) -> int: ...
 @overload
 def address(values: None) -> None: ...
 def address(values: np.ndarray | None) -> int | None:
-    return None if values is None else values.__array_interface__["data"][0]
+    return None if values is None else address_of(values)

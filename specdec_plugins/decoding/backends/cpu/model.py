@@ -33,7 +33,7 @@ from specdec_plugins.decoding.backends.cpu.weights import Embeddings, Output, We
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.sources import Sources
 from specdec_plugins.decoding.compiled import Library, library
-from specdec_plugins.decoding.loading import SUCCESSOR, extent, same_encoder
+from specdec_plugins.decoding.loading import SUCCESSOR, same_encoder
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Source
 from specdec_plugins.formats.files import unload
@@ -76,7 +76,7 @@ def load(
         encoder = first.encoder if same_encoder(verifier, drafter) else None
         second = CpuModel(drafter, engine, drafting, encoder, first)
         tensors += drafter.tensors.values()
-    unload(extent(each)[0] for each in tensors)
+    unload(map(address, tensors))
     return first, second
 
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from specdec_plugins.decoding.backends.cpu.binding import TILE, Engine, NativeLinear, Norm, Screen, Stack, floats, mapped
 from specdec_plugins.decoding.loading import COPY, DRAFT_VOCABULARY, SUCCESSOR, spread
-from specdec_plugins.formats.arrays import array
 from specdec_plugins.formats.positions import buckets, rotations
 from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.model import spec as parts
@@ -29,7 +28,7 @@ class Weights:
         return name in self.tensors
 
     def __call__(self, name: str) -> np.ndarray:
-        return array(self.tensors[name])
+        return self.tensors[name]
 
     def linear(self, *names: str) -> NativeLinear:
         """One product of several projections of the same input, which all have a bias, or none."""

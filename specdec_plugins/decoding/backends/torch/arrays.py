@@ -1,14 +1,25 @@
-"""Tensors of NumPy arrays, in the same memory."""
+"""NumPy arrays, as models' files are read into, as PyTorch's tensors."""
+
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specdec_plugins.formats.arrays import BFLOAT16
+
 
 def tensor(array: np.ndarray | Tensor) -> Tensor:
-    """A tensor of an array; a tensor as it is."""
+    """A tensor itself, or a view of an array; of one that may not be written to, a copy, as tensors are writable."""
     if isinstance(array, Tensor):
         return array
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    writable = array if array.flags.writeable else array.copy()
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(writable.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(writable)
+
+
+def tensors(arrays: Mapping[str, np.ndarray | Tensor]) -> dict[str, Tensor]:
+    """`tensor` of each; one array is one tensor."""
+    first: dict[int, Tensor] = {}
+    return {name: first.setdefault(id(each), tensor(each)) for name, each in arrays.items()}

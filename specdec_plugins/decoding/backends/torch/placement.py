@@ -9,7 +9,8 @@ from torch import Tensor
 
 from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.transformer import Transformer
-from specdec_plugins.decoding.loading import Verifier, checked, extent, same_encoder
+from specdec_plugins.decoding.loading import Verifier, checked, same_encoder
+from specdec_plugins.formats.arrays import address
 from specdec_plugins.formats.files import unload
 from specdec_plugins.formats.spec import DrafterModel
 
@@ -41,10 +42,10 @@ def load_pair(
     A drafter whose encoder equals the verifier's shares it, held once and run once. Raises UnsupportedModel.
     """
     verifier, drafter = checked(verifier, drafter)
-    place, addresses = Placement(device, dtype), [extent(each)[0] for each in verifier.tensors.values()]
+    place, addresses = Placement(device, dtype), [*map(address, verifier.tensors.values())]
     model, second = Transformer.load(replace(verifier, tensors=place(verifier.tensors))), None
     if drafter is not None and drafter.spec is not None:
-        addresses += [extent(each)[0] for each in drafter.tensors.values()]
+        addresses += map(address, drafter.tensors.values())
         placed = replace(drafter, tensors=place(drafter.tensors))
         second = Transformer.load(placed, model.encoder if same_encoder(verifier, drafter) else None)
     unload(addresses)

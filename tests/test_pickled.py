@@ -1,0 +1,276 @@
+"""PyTorch's files of weights read without it, against `torch.load(weights_only=True)`: state dicts of every kind, mutated files,
+and pickles that ask for more than weights."""
+
+import io
+import pickle
+import random
+import zipfile
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from specdec_plugins.decoding.backends.torch.arrays import tensor
+from specdec_plugins.formats import pickled
+from specdec_plugins.formats.arrays import array
+from specdec_plugins.formats.spec import storage_fault
+
+DTYPES = [getattr(torch, name) for name in "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split()]
+
+
+def random_tensor(rng, dtype):
+    shape = [rng.randrange(0, 5) for _ in range(rng.randrange(4))]
+    made = torch.randint(-100, 100, shape, generator=torch.Generator().manual_seed(rng.randrange(1 << 30))).to(dtype)
+    for _ in range(rng.randrange(3)):
+        if made.dim() > 1 and rng.random() < 0.5:
+            made = made.transpose(*rng.sample(range(made.dim()), 2))
+        elif made.dim() and made.size(0) > 1:
+            made = made[rng.randrange(2) :: rng.randrange(1, 3)]
+    return made
+
+
+def random_state(seed):
+    """A state dict with views, tied storages, transposed and empty tensors, scalars and parameters."""
+    rng = random.Random(seed)
+    state = OrderedDict() if rng.random() < 0.8 else {}
+    for number in range(rng.randrange(1, 12)):
+        made = random_tensor(rng, rng.choice(DTYPES))
+        state[f"layer.{number}.weight"] = nn.Parameter(made) if made.is_floating_point() and rng.random() < 0.2 else made
+        if rng.random() < 0.3:
+            state[f"tied.{number}"] = made
+        if rng.random() < 0.3 and made.dim():
+            state[f"part.{number}"] = made[1:]
+    if type(state) is OrderedDict and rng.random() < 0.5:
+        state._metadata = OrderedDict({"": {"version": 1}, "layer": {"version": 2}})  # as `state_dict` has it
+    return state
+
+
+def bits(array):
+    return (array.shape, str(array.dtype), np.ascontiguousarray(array).reshape(-1).view(np.uint8).tobytes())
+
+
+def same(found, expected):
+    assert list(found) == list(expected)
+    for name, each in expected.items():
+        assert bits(found[name]) == bits(array(each)), name
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_state_dicts_are_those_of_torch(tmp_path, seed):
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(random_state(seed), path)
+    found = pickled.read(path)
+    same(found, torch.load(path, weights_only=True))
+    assert not any(map(storage_fault, found.values()))
+
+
+def test_a_module_with_its_versions(tmp_path):
+    path = tmp_path / "pytorch_model.bin"
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    torch.save(model.state_dict(), path)
+    same(pickled.read(path), model.state_dict())
+
+
+def test_views_of_one_storage_share_its_memory_and_strides(tmp_path):
+    path, whole = tmp_path / "pytorch_model.bin", torch.arange(12.0).reshape(3, 4)
+    torch.save({"whole": whole, "turned": whole.T, "part": whole[1:, 1:]}, path)
+    found = pickled.read(path)
+    assert all(np.shares_memory(found["whole"], each) for each in found.values())
+    assert found["turned"].strides == (4, 16) and found["part"].tolist() == whole[1:, 1:].tolist()
+
+
+def test_storages_at_any_byte(tmp_path):
+    """A zip of another program may not align them."""
+    path, odd = tmp_path / "pytorch_model.bin", tmp_path / "odd.bin"
+    state = {"a": torch.randn(7), "b": torch.randn(3, 2, dtype=torch.float64)}
+    torch.save(state, path)
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(odd, "w") as other:
+        for entry in archive.infolist():
+            other.writestr(entry.filename, archive.read(entry))
+    found = pickled.read(odd)
+    same(found, state)
+    assert all(each.flags.aligned for each in found.values())
+
+
+# ---- what is refused
+
+
+class Runs:
+    def __reduce__(self):
+        return print, ("run",)
+
+
+def archive(path, data, byteorder="little", compression=zipfile.ZIP_STORED, storages=None):
+    with zipfile.ZipFile(path, "w", compression) as made:
+        made.writestr("archive/data.pkl", data)
+        made.writestr("archive/byteorder", byteorder)
+        for key, content in (storages or {}).items():
+            made.writestr(f"archive/data/{key}", content)
+    return path
+
+
+def tensor_pickle(offset=0, size=(2,), stride=(1,), count=2, dtype="FloatStorage", key="0", kind="storage"):
+    """The pickle of one tensor, with any numbers."""
+
+    class Place:
+        pass
+
+    class Tensor:
+        def __reduce__(self):
+            return torch._utils._rebuild_tensor_v2, (Place(), offset, size, stride, False, OrderedDict())
+
+    class Pickler(pickle._Pickler):
+        def persistent_id(self, value):
+            return (kind, getattr(torch, dtype), key, "cpu", count) if isinstance(value, Place) else None
+
+    buffer = io.BytesIO()
+    Pickler(buffer, 2).dump({"x": Tensor()})
+    return buffer.getvalue()
+
+
+BOUNDS = {
+    "negative offset": {"offset": -1},
+    "offset": {"offset": 1},
+    "huge offset": {"offset": 1 << 2000},
+    "size": {"size": (3,)},
+    "huge size": {"size": (1 << 62, 1 << 62), "stride": (0, 0)},
+    "negative size": {"size": (-1,)},
+    "negative stride": {"stride": (-1,)},
+    "huge stride": {"stride": (1 << 62,)},
+    "longer stride": {"stride": (1, 1)},
+    "dimensions": {"size": (1,) * 40, "stride": (1,) * 40},
+    "float": {"size": (2.0,)},
+    "bool": {"size": (True,)},
+    "text": {"size": "11"},
+    "list": {"size": [2]},
+    "storage": {"count": 3},
+    "negative storage": {"count": -1},
+    "huge storage": {"count": 1 << 1000},
+    "complex": {"dtype": "ComplexFloatStorage"},
+    "missing": {"key": "1"},
+    "another kind": {"kind": "module"},
+}
+
+
+@pytest.mark.parametrize("case", BOUNDS)
+def test_numbers_are_bounded(tmp_path, case):
+    storages = {"0": np.float32([1, 2]).tobytes()}
+    assert pickled.read(archive(tmp_path / "good", tensor_pickle(), storages=storages))["x"].tolist() == [1, 2]
+    with pytest.raises(ValueError, match=str(tmp_path / "bad")):
+        pickled.read(archive(tmp_path / "bad", tensor_pickle(**BOUNDS[case]), storages=storages))
+
+
+def test_an_expanded_tensor_is_a_fault_not_memory(tmp_path):
+    path = archive(tmp_path / "x", tensor_pickle(size=(1 << 40,), stride=(0,)), storages={"0": bytes(8)})
+    assert storage_fault(pickled.read(path)["x"]) == "has more elements than memory"
+    assert path.stat().st_size < 2000
+
+
+DEEP = b"\x80\x02" + b"(" * 100_000 + b"t" * 100_000 + b"."
+SQUARES = b"\x80\x02K\x01\x85" + b"".join(b"q%cK%c\x86h%ch%c\x86" % (n, 0, n, n) for n in range(100)) + b"."
+REFUSED = {
+    "another global": (pickle.dumps({"x": Runs()}, 2), r"refused: .*global __builtin__\.print"),
+    "eval": (b"\x80\x02c__builtin__\neval\n(X\x01\x00\x00\x001tR.", "refused: "),
+    "a module": (b"\x80\x02ctorch.nn.modules.linear\nLinear\n)\x81.", "refused: "),
+    "protocol 4": (pickle.dumps({"x": 1}, 4), "refused: "),
+    "an instance": (b"\x80\x02(i__builtin__\nprint\n.", "refused: .* opcode INST"),
+    "a call of a value": (b"\x80\x02K\x01)R.", "damaged"),
+    "a call of a data type": (b"\x80\x02ctorch\nFloatStorage\n)R.", "damaged"),
+    "attributes of a list": (b"\x80\x02]}b.", "damaged"),
+    "memory of a place": (b"\x80\x02h\x07.", "damaged"),
+    "nothing": (b"", "damaged"),
+    "no end": (b"\x80\x02}", "damaged"),
+    "an empty stack": (b"\x80\x02.", "damaged"),
+    "no mark": (b"\x80\x02t.", "damaged"),
+    "a mark above": (b"\x80\x02K\x01K\x02(\x86\x86t.", "damaged"),
+    "unhashable names": (b"\x80\x02}]K\x01s.", "damaged"),
+    "names of tuples": (b"\x80\x02}K\x01\x85K\x01s.", "damaged"),
+    "a huge place": (b"\x80\x02}r\xff\xff\xff\xff(", "damaged"),
+    "a long text": (b"\x80\x02X\xff\xff\xff\x7fabc.", "damaged"),
+    "a tensor's sizes are a tensor": (tensor_pickle().replace(b"K\x02\x85", b"h\x00\x85"), "damaged"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_everything_else_is_refused(tmp_path, case, capsys):
+    data, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message) as caught:
+        pickled.read(archive(tmp_path / "x", data, storages={"0": bytes(8)}))
+    assert str(tmp_path / "x") in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 500
+    assert not capsys.readouterr().out
+
+
+def test_nesting_costs_neither_the_stack_nor_time(tmp_path):
+    pickled.read(archive(tmp_path / "deep", DEEP))
+    pickled.read(archive(tmp_path / "squares", SQUARES))
+
+
+def test_files_that_are_larger_compressed_or_big_endian_are_refused(tmp_path, monkeypatch):
+    good = tensor_pickle()
+    for message, options in (("big-endian", {"byteorder": "big"}), ("compressed", {"compression": zipfile.ZIP_DEFLATED})):
+        with pytest.raises(ValueError, match=f"refused: .*{message}"):
+            pickled.read(archive(tmp_path / "x", good, storages={"0": bytes(8)}, **options))
+    monkeypatch.setattr(pickled, "MOST_BYTES", 100)
+    with pytest.raises(ValueError, match="refused: its pickle is larger than 100 bytes"):
+        pickled.read(archive(tmp_path / "x", good, storages={"0": bytes(8)}))
+
+
+# ---- mutations
+
+
+def mutated(rng, data):
+    """A few bytes of a file changed, half of them in its pickle or directory; or a part removed, doubled or moved."""
+    data = bytearray(data)
+    begins = [data.find(b"\x80\x02"), data.rfind(b"PK\x01\x02")]
+    kind = rng.randrange(6)
+    if kind < 4:
+        for _ in range(rng.choice([1, 1, 2, 5])):
+            first = rng.choice([0, *begins, *begins])
+            at = rng.randrange(first, min(len(data), first + 600))
+            data[at] = rng.choice([rng.randrange(256), data[at] ^ 1 << rng.randrange(8), 0, 255, *b"().tRQsubq"])
+    else:
+        first = rng.randrange(len(data))
+        part = data[first : first + rng.choice([1, 4, 30, 500])]
+        if kind == 4:
+            del data[first : first + len(part)]
+        else:
+            at = rng.choice([first, rng.randrange(len(data))])
+            data[at:at] = part
+    return bytes(data)
+
+
+def load(path):
+    try:
+        return torch.load(path, weights_only=True)
+    except Exception:
+        return None
+
+
+@pytest.mark.parametrize("first", range(0, 2000, 200))
+def test_mutated_files_are_refused_or_what_torch_reads(tmp_path, first):
+    """Whatever a file asks for, its tensors lie within it; where PyTorch reads them as well, they are equal."""
+    read = 0
+    for seed in range(first, first + 200):
+        rng, path = random.Random(seed), tmp_path / f"{seed}.bin"
+        buffer = io.BytesIO()
+        torch.save(random_state(seed), buffer)
+        path.write_bytes(mutated(rng, buffer.getvalue()))
+        try:
+            found = pickled.read(path)
+        except ValueError as error:
+            assert str(path) in str(error) and "\n" not in str(error)
+            continue
+        expected = load(path)
+        if type(found) is not dict or not isinstance(expected, dict):
+            continue
+        read += 1
+        views = {name: each for name, each in found.items() if isinstance(each, np.ndarray)}
+        assert {name for name, each in expected.items() if isinstance(each, torch.Tensor)} == {*views}
+        for name, each in views.items():
+            if storage_fault(each) is None:
+                assert bits(each) == bits(array(expected[name])), (seed, name)
+                tensor(each).sum()
+        path.unlink()
+    assert read > 10
