@@ -61,8 +61,8 @@ def load(
         verifier, drafter = checked(verifier, drafter)
         obstacles = [each for model in (verifier, drafter) if model and model.spec for each in cpu.obstacles(model)]
         if not obstacles:
-            if "torch" in sys.modules:
-                sys.modules["torch"].set_num_threads(1)  # its idle threads would compete with the kernels'
+            if torch := sys.modules.get("torch"):
+                torch.set_num_threads(1)  # its idle threads would compete with the kernels'
             own = drafters.kernels_dtype(drafter.code) if drafter else dtype
             return cpu.load(verifier, drafter, dtype, threads or THREADS, own, library)
         reasons = "; ".join(dict.fromkeys(obstacles))
