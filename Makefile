@@ -13,21 +13,21 @@ TORCH_INDEX ?= $(if $(CUDA),,$(shell $(PYTHON) -m pip config list 2>/dev/null | 
 
 install: .venv/all
 
-# What translates and scores. The kernels compile while torch is fetched; Python compiles what it imports, not all of torch.
+# What translates and scores on CPUs. The kernels compile while packages are fetched.
 DEPENDENCIES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")
 .venv/base: $(SOURCES)
-	@echo "== making .venv: torch and the CPU kernels (once, about a minute)"
+	@echo "== making .venv: the CPU kernels and a few packages (once, about half a minute)"
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	@$(INSTALL) setuptools wheel
 	@$(INSTALL) --no-deps -e . & package=$$!; \
-	    .venv/bin/python -c '$(DEPENDENCIES)' | $(INSTALL) --no-compile $(addprefix --extra-index-url ,$(TORCH_INDEX)) -r /dev/stdin \
-	    && wait $$package
+	    .venv/bin/python -c '$(DEPENDENCIES)' | $(INSTALL) -r /dev/stdin && wait $$package
 	@touch $@
 
 # The same, and what trains, tests and checks. fairseq requires torchaudio, which only its speech tasks import. PyPI's build needs
 # CUDA's torch; beside another it does not load, and transformers, which imports what is installed, would fail with it.
 .venv/all: .venv/base
-	@echo "== fairseq and the tools (once; building fairseq takes about three minutes)"
+	@echo "== PyTorch, fairseq and the tools (once; building fairseq takes about three minutes)"
+	@$(INSTALL) --no-compile $(addprefix --extra-index-url ,$(TORCH_INDEX)) torch
 	@$(INSTALL) cython ninja
 	@$(INSTALL) "specdec-seq2seq[dev]"
 	@.venv/bin/python -c "import torchaudio" 2>/dev/null || $(PIP) uninstall -q -y torchaudio

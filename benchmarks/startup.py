@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""From shell to first translation, compared with a process that only imports torch: seconds, CPU seconds and peak memory.
+"""From shell to first translation, compared with a process that only imports NumPy: seconds, CPU seconds and peak memory.
 
     benchmarks/startup.py [--model data/demo.en-de] [--dtype int8] [--rounds 10]
 
@@ -47,10 +47,10 @@ def main() -> None:
     translate = ["-m", "specdec_plugins.commands.translate", "--model", options.model, "--dtype", options.dtype, "--quiet"]
     translate += ["--threads", "1"]
     rounds = [
-        (measured(["-c", "import torch; print(torch.__version__)"]), measured(translate)) for _ in range(1 + options.rounds)
+        (measured(["-c", "import numpy; print(numpy.__version__)"]), measured(translate)) for _ in range(1 + options.rounds)
     ][1:]
-    result = {f"torch_{name}": statistics.median(torch[name] for torch, _ in rounds) for name in rounds[0][0]}
-    result |= {f"more_{name}": statistics.median(ours[name] - torch[name] for torch, ours in rounds) for name in rounds[0][0]}
+    result = {f"numpy_{name}": statistics.median(numpy[name] for numpy, _ in rounds) for name in rounds[0][0]}
+    result |= {f"more_{name}": statistics.median(ours[name] - numpy[name] for numpy, ours in rounds) for name in rounds[0][0]}
     print(json.dumps({name: round(value, 3) for name, value in result.items()}))
 
 

@@ -164,7 +164,7 @@ def test_a_gpu_needs_a_torch_for_gpus(command, monkeypatch, capsys):
     model = ["--model", PAIR, "--device", "cuda"]
     more = ["--input", str(ROOT / "data" / "demo.txt")] if command is not serve else ["--port", "0"]
     assert command.main([*model, *more]) == 1
-    assert ": error: device cuda: torch is installed as its CPU build; install its CUDA build" in capsys.readouterr().err
+    assert ": error: device cuda: PyTorch is installed as its CPU build; install its CUDA build" in capsys.readouterr().err
 
 
 def test_what_cannot_work_is_refused_before_anything_is_loaded(tmp_path):

@@ -170,7 +170,7 @@ def test_help_imports_nothing_heavy(command):
 
 
 @pytest.mark.long
-def test_the_first_translation_takes_little_beside_torch():
-    """Bounds with room for a busy machine: the promise is 0.3 s beside torch's 1.3, and 60 MB; see `benchmarks/startup.py`."""
+def test_the_first_translation_takes_little_beside_numpy():
+    """Bounds with room for a busy machine: the promise is 0.35 s, and 120 MB in all; see `benchmarks/startup.py`."""
     found = json.loads(run_python("benchmarks/startup.py", "--rounds", 3).stdout.splitlines()[-1])
-    assert found["more_cpu_seconds"] < 0.6 * found["torch_cpu_seconds"] and found["more_peak_mib"] < 64
+    assert found["more_cpu_seconds"] < 12 * found["numpy_cpu_seconds"] and found["more_peak_mib"] < 120

@@ -8,6 +8,7 @@ from pathlib import Path
 from specdec_plugins.commands import ready
 from specdec_plugins.commands.progress import Steps
 from specdec_plugins.commands.runner import Parser, command, number, out_of_range, same_file, whole
+from specdec_plugins.extras import needed
 from specdec_plugins.formats.errors import printable
 from specdec_plugins.settings import Fault
 
@@ -69,7 +70,9 @@ def run(options: argparse.Namespace) -> None:
     # threads on two cores under a load of 6 made an update in 9.3 seconds, with this in 1.8.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from specdec_plugins.formats.folder import load_folder
-    from specdec_plugins.training.drafting import Plan
+
+    with needed("torch", "training a drafter"):
+        from specdec_plugins.training.drafting import Plan
 
     Plan.of(options.recipe, options.drafter_options, sys.maxsize)  # raises for what no model allows
     pair = load_folder(options.model)

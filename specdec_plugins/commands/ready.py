@@ -1,5 +1,5 @@
-"""What commands refuse at once, before they import torch and load a model: missing files, outputs that cannot be written, unknown
-drafters, devices that are not there. Nothing is changed on disk, except that models of the Hub are fetched."""
+"""What commands refuse at once, before they import the engine and load a model: missing files, outputs that cannot be written,
+unknown drafters, devices that are not there. Nothing is changed on disk, except that models of the Hub are fetched."""
 
 import errno
 import importlib.util
@@ -8,6 +8,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from specdec_plugins.extras import needed
 from specdec_plugins.formats import hub
 from specdec_plugins.settings import UNTRAINED
 
@@ -97,16 +98,21 @@ def drafter(name: str | None) -> None:
 
 
 def device(name: str) -> None:
-    """Raise ValueError for a device that is not known, and for a GPU where torch is a build for CPUs."""
+    """Raise ValueError for a device that is not known, and for a GPU where PyTorch is a build for CPUs; ImportError without PyTorch."""
     if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
         raise ValueError(f"device {name}: use cpu, cuda or cuda:N")
     if name == "cpu":
         return
+    if importlib.util.find_spec("torch") is None:
+        with needed("torch", f"device {name}"):
+            raise ImportError("No module named 'torch'")
     from importlib.metadata import PackageNotFoundError, version
 
-    with suppress(PackageNotFoundError):  # a torch without metadata may have any device
+    with suppress(PackageNotFoundError):  # a PyTorch without metadata may have any device
         if version("torch").endswith("+cpu"):
-            raise ValueError(f"device {name}: torch is installed as its CPU build; install its CUDA build (CUDA=1 make install)")
+            raise ValueError(
+                f"device {name}: PyTorch is installed as its CPU build; install its CUDA build (CUDA=1 make install)"
+            )
 
 
 def kernels(name: str | None) -> None:

@@ -1,4 +1,4 @@
-"""What all commands share: a parser with short and full help, options checked before torch loads, one-line errors, signals.
+"""What all commands share: a parser with short and full help, options checked before the engine loads, one-line errors, signals.
 
 Exit status: 0 done; 1 bad input or a file error; 2 wrong options; 130 Ctrl-C; 141 stdout's reader closed it; 143 SIGTERM.
 """

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from specdec_plugins.formats.errors import UNSAFE
 
-if TYPE_CHECKING:  # options are checked before torch is loaded
+if TYPE_CHECKING:  # options are checked before the engine is loaded
     from specdec_plugins.translations import Pass
 
 ACCEPTED, OWN, REFUSED = "\033[32m", "\033[1;34m", "\033[9;31m"  # green, bold blue, red struck through

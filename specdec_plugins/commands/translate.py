@@ -40,7 +40,7 @@ from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES, LineReader, count_lin
 from specdec_plugins.text.patterns import pattern
 from specdec_plugins.workers import Workers
 
-if TYPE_CHECKING:  # options are checked before torch is loaded
+if TYPE_CHECKING:  # options are checked before the engine is loaded
     from specdec_plugins.decoding.stats import DecodeStats
 
 BUFFER_SIZE = 512  # outputs at a time
@@ -339,8 +339,8 @@ def format_faults(options: argparse.Namespace) -> Iterator[Fault]:
 
 
 def require(options: argparse.Namespace) -> None:
-    """Raise ValueError, OSError or ImportError for models and files that are missing, before torch loads. A model of the Hub is
-    replaced by its folder."""
+    """Raise ValueError, OSError or ImportError for models and files that are missing, before the engine loads. A model of the Hub
+    is replaced by its folder."""
     if options.model:
         options.model = ready.model(options.model)
         options.drafter = options.drafter and ready.model(options.drafter)

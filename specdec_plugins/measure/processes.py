@@ -1,9 +1,10 @@
-"""A system in worker processes that start together; only they load torch.
+"""A system in worker processes that start together; only they load the engine.
 
 Separate processes keep a system's idle threads and memory from affecting another's.
 """
 
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -85,12 +86,10 @@ class SystemServer:
     """Loads a system in its process and answers orders."""
 
     def __init__(self, system: System, model: str, sources: Sources, mix: Mix, number: int):
-        import torch
-
         from specdec_plugins.formats.folder import load_folder
 
         logging.disable(logging.WARNING)  # fairseq warns about optional packages
-        torch.set_num_threads(mix.threads)
+        os.environ["OMP_NUM_THREADS"] = str(mix.threads)  # read when PyTorch loads
         self.device = system.device
         build = CTranslate2 if system.strategy == "ctranslate2" else OwnSystem
         pair = load_folder(model)

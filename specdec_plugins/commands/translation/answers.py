@@ -1,10 +1,9 @@
 """Translates the buffers of ``specdec-translate`` and formats the outputs, in the main process or in a worker.
 
-Building an `Answerer` loads torch.
+Building an `Answerer` loads the model.
 """
 
 import argparse
-import gc
 import hashlib
 import json
 import math
@@ -24,7 +23,7 @@ from specdec_plugins.settings import Settings, option_of
 from specdec_plugins.text.glossary import Glossary
 from specdec_plugins.text.patterns import pattern
 
-if TYPE_CHECKING:  # with --workers, only the workers load torch
+if TYPE_CHECKING:  # with --workers, only the workers load the engine
     from specdec_plugins.decoding.stats import DecodeStats
     from specdec_plugins.formats.folder import Pair
     from specdec_plugins.translator import Translation
@@ -67,9 +66,6 @@ class Answerer:
     """Turns buffers into answers. ``number`` counts worker processes."""
 
     def __init__(self, options: argparse.Namespace, number: int = 0):
-        import torch  # noqa: F401 - loaded before the next line
-
-        gc.freeze()  # torch's 170,000 objects live on; scanning them for garbage took 0.1 s of the start
         from specdec_plugins.translator import Translator
 
         self.options, settings = options, settings_of(options)

@@ -23,6 +23,7 @@ from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.search.beam import Ranked
 from specdec_plugins.decoding.trees import TreeDraft, by_row, nodes_of, tokens_to, within_rows
 from specdec_plugins.decoding.values import Draft, Draws, Plan, Verdict, Want, rejecting
+from specdec_plugins.extras import needed
 from specdec_plugins.formats.arrays import array as array_of
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ class CpuPass:
         return address(gates), 0 if gates is None else gates.shape[2]
 
     def candidates(self, prefix: Prefix) -> Candidates:
-        from specdec_plugins.decoding.backends.torch.candidates import of_arrays
+        with needed("torch", "growing trees from a model's drafts"):
+            from specdec_plugins.decoding.backends.torch.candidates import of_arrays
 
         logits, model = self.logits(), self.model
         return of_arrays(logits, self.results.get("gates"), model.successor, model.vocabulary, prefix)
@@ -99,7 +101,8 @@ class CpuPass:
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
     ) -> Verdict:
         if isinstance(draft, TreeDraft) and draws and rejecting(draws):
-            from specdec_plugins.decoding.backends.torch import trees
+            with needed("torch", "trees under the rejection rule"):
+                from specdec_plugins.decoding.backends.torch import trees
 
             return trees.judge(self, draft, bounds, tolerances, draws)
         judging, logits, engine = Judging(self.width, draft, bounds, tolerances, draws), self.logits(), self.model.engine
