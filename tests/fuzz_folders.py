@@ -128,6 +128,7 @@ def build(folder: Path) -> None:
     }
     (first / "model.json").write_text(json.dumps(described))
     build_huggingface(folder / "huggingface")
+    build_pickled(folder / "huggingface", folder / "pickled")
     build_t5(folder / "t5")
     torch.manual_seed(0)
     sentences = [tuple(random.Random(n).choices(range(4, SIZE), k=4) for n in (number, -number)) for number in range(9)]
@@ -190,6 +191,13 @@ def build_huggingface(folder: Path) -> None:
     for name, content in contents.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     (folder / "merges.txt").write_text("#version: 0.2\n" + "".join(f"w {number}\n" for number in range(10)))
+
+
+def build_pickled(published: Path, folder: Path) -> None:
+    """The same with PyTorch's file of weights."""
+    shutil.copytree(published, folder)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
 
 
 def build_t5(folder: Path) -> None:
@@ -363,13 +371,16 @@ def spoiled(tensor: torch.Tensor, rng: random.Random) -> torch.Tensor:
 
 
 def tensor_edit(folder: Path, rng: random.Random) -> str:
-    """Change a tensor of a safetensors file, more often a small one, or one of whole numbers."""
-    path = rng.choice([*folder.glob("*.safetensors")])
-    tensors = load_file(path)
+    """Change a tensor of a file of weights, more often a small one, or one of whole numbers."""
+    path = rng.choice([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
+    tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
     names = [name for name, tensor in tensors.items() if not tensor.is_floating_point() and rng.random() < 0.5]
     name = rng.choice(names or list(tensors))
     tensors[name] = spoiled(tensors[name], rng)
-    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
+    if path.suffix == ".safetensors":
+        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
+    else:
+        torch.save(tensors, path)
     return f"{path.name} {name} {tensors[name].dtype} {tuple(tensors[name].shape)}"
 
 
@@ -449,7 +460,9 @@ def attempt(folder: Path, rng: random.Random) -> str:
 def run(base: Path, number: int, seed: int, work: Path) -> tuple[str, str]:
     """Case ``number``: what was done, and what came of it."""
     rng = random.Random(f"{seed} {number}")
-    kind = rng.choice(("marian", "causal", "glide", "block", "hydra", "eagle", "first", *["parts", "huggingface", "t5"] * 2))
+    kind = rng.choice(
+        ("marian", "causal", "glide", "block", "hydra", "eagle", "first", "pickled", *["parts", "huggingface", "t5"] * 2)
+    )
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(base / kind, work)
     edits = PARTS_EDITS if kind == "parts" else FOLDER_EDITS

@@ -1,4 +1,4 @@
-"""Tensors as NumPy arrays; bfloat16 is `ml_dtypes.bfloat16`. Never imports PyTorch, whose tensors it views."""
+"""Tensors as NumPy arrays; bfloat16 is that of `ml_dtypes`. Never imports PyTorch, whose tensors it views."""
 
 import sys
 from collections.abc import Mapping
@@ -18,9 +18,8 @@ def array(tensor: Any) -> np.ndarray:
     if isinstance(tensor, np.ndarray):
         return tensor
     plain, torch = tensor.detach().cpu(), sys.modules["torch"]
-    if plain.dtype == torch.bfloat16:
-        return plain.view(torch.uint16).numpy().view(BFLOAT16)
-    return plain.numpy()
+    own = getattr(ml_dtypes, str(plain.dtype).removeprefix("torch."), None)
+    return plain.numpy() if own is None else plain.view(torch.uint16 if plain.itemsize == 2 else torch.uint8).numpy().view(own)
 
 
 def arrays(tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:

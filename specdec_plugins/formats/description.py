@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from specdec_plugins.formats.errors import brief
 from specdec_plugins.formats.strict import parse
 from specdec_plugins.model.spec import Heads, ModelSpec
 from specdec_plugins.text.tokenizers import BYTE_LEVEL, TOKENIZERS
@@ -120,7 +121,7 @@ def read_description(path: Path) -> Description | DescriptionOfFormat1:
     content = read_json(path)
     version = content.get("format")
     if type(version) is not int or version not in VERSIONS:
-        raise ValueError(f"{path}: format {version}; this version reads formats {', '.join(map(str, VERSIONS))}")
+        raise ValueError(f"{path}: format {brief(version)}; this version reads formats {', '.join(map(str, VERSIONS))}")
     try:
         if version in (2, 3):
             content = {name: in_parts(value) if name in ("verifier", "drafter") else value for name, value in content.items()}

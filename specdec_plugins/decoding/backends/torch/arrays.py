@@ -6,16 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec_plugins.formats.arrays import BFLOAT16
-
 
 def tensor(array: np.ndarray | Tensor) -> Tensor:
     """A tensor itself, or a view of an array; of one that may not be written to, a copy, as tensors are writable."""
     if isinstance(array, Tensor):
         return array
     writable = array if array.flags.writeable else array.copy()
-    if array.dtype == BFLOAT16:
-        return torch.from_numpy(writable.view(np.uint16)).view(torch.bfloat16)
+    if array.dtype.isbuiltin == 2:  # registered by ml_dtypes, as bfloat16
+        return torch.from_numpy(writable.view(f"u{array.itemsize}")).view(getattr(torch, array.dtype.name))
     return torch.from_numpy(writable)
 
 
