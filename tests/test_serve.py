@@ -31,8 +31,8 @@ from specdec_plugins.extras import install_command  # noqa: E402
 from specdec_plugins.serving.api import own  # noqa: E402
 from specdec_plugins.serving.app import called, make_app  # noqa: E402
 from specdec_plugins.serving.connection import Patient  # noqa: E402
-from specdec_plugins.serving.engine import EngineThread, close_all  # noqa: E402
 from specdec_plugins.serving.service import Limits, Model, Service  # noqa: E402
+from specdec_plugins.serving.threads import EngineThread, close_all  # noqa: E402
 from specdec_plugins.serving.translator import AsyncTranslator  # noqa: E402
 from specdec_plugins.settings import Settings  # noqa: E402
 from specdec_plugins.text.glossary import Glossary, Term  # noqa: E402

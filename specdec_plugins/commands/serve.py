@@ -236,7 +236,7 @@ def run(options: argparse.Namespace) -> None:
         from specdec_plugins.serving.garbage import Garbage
         from specdec_plugins.serving.glossaries import Glossaries
         from specdec_plugins.serving.service import Limits, Model, Service
-    from specdec_plugins.serving.engine import SESSIONS, EngineThread, close_all
+    from specdec_plugins.serving.threads import SESSIONS, EngineThread, close_all
     from specdec_plugins.serving.translator import AsyncTranslator
     from specdec_plugins.text.codec import NoLanguage
     from specdec_plugins.translator import Translator
