@@ -39,8 +39,12 @@ def with_least_risk(texts: Texts, sentences: Sequence[str], options: CallOptions
 
 
 REWRITERS: Sequence[Rewriter] = (
-    with_missing_numbers, with_least_risk, translate_protected, translate_terms, translate_documents,
-)  # fmt: skip
+    with_missing_numbers,
+    with_least_risk,
+    translate_protected,
+    translate_terms,
+    translate_documents,
+)
 
 
 def rewritten(

@@ -263,8 +263,12 @@ def parts(toy_data, tmp_path_factory) -> dict:
     for name, tensor in verifier.encoder.state_dict().items():  # a drafter that kept the verifier's encoder
         drafter.encoder.state_dict()[name].copy_(tensor)
     checkpoint.save({"model": drafter.state_dict(), "args": type(args)(**block), "cfg": None}, folder / "drafter.pt")
-    return {"--verifier": folder / "verifier.pt", "--drafter": folder / "drafter.pt", "--data": toy_data / "bin",
-            "--codes": toy_data / "codes"}  # fmt: skip
+    return {
+        "--verifier": folder / "verifier.pt",
+        "--drafter": folder / "drafter.pt",
+        "--data": toy_data / "bin",
+        "--codes": toy_data / "codes",
+    }
 
 
 @pytest.fixture(scope="session")
