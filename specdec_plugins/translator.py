@@ -38,6 +38,7 @@ from specdec_plugins.options import (
     values_of,
 )
 from specdec_plugins.rewriters import rewritten
+from specdec_plugins.sessions import Host
 from specdec_plugins.settings import WHOLE, OptionError, Settings
 from specdec_plugins.text.codec import Encoded, NoLanguage
 from specdec_plugins.text.framed import Framed
@@ -68,12 +69,6 @@ class Translator:
             return cls(with_drafter(pair, drafter), checked)
         return cls(pair, checked, drafter)
 
-    def through(self, engine: Engine) -> "Translator":
-        """This translator with another engine of the same models, and its settings."""
-        other = copy(self)
-        other._use(engine)
-        return other
-
     def _use(self, engine: Engine) -> None:
         self.engine, self.pair, self.settings = engine, engine.pair, engine.settings
         self.codec = self.pair.codec
@@ -95,9 +90,13 @@ class Translator:
         """Totals since the last ``engine.take_stats()``."""
         return self.engine.stats
 
-    def under(self, settings: Settings) -> "Translator":
-        """This translator with a call's settings."""
-        return self if settings is self.settings or settings == self.settings else self.through(self.engine.under(settings))
+    def under(self, settings: Settings, host: Host | None = None) -> "Translator":
+        """This translator with a call's settings, and perhaps another host for its requests."""
+        if host is None and settings == self.settings:
+            return self
+        other = copy(self)
+        other._use(self.engine.under(settings, host))
+        return other
 
     @overload
     def translate(self, sentences: Iterable[str], **options: Unpack[TranslateOptions]) -> list[Translation]: ...

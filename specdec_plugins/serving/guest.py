@@ -113,24 +113,16 @@ class Guest:
                 self.cancel()
 
     def read(self, function: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item]) -> list[Result]:
-        parts = [items[start : start + TOGETHER] for start in range(0, len(items), TOGETHER)]
-        return [each for part in parts for each in self.on_engine(partial(function, part))]
-
-    def on_engine(self, job: Callable[[], Result]) -> Result:
-        """The result of ``job``, which the engine's thread runs between passes."""
-        done: Future[Result] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(job())
-            except Exception as error:
-                done.set_exception(error)
-
-        done.add_done_callback(lambda _: self.bell.ring())
-        self.line.threads[0].post(run)
-        while not done.done():
-            self.wait()
-        return done.result()
+        """On an engine's thread, between passes."""
+        found = list[Result]()
+        for start in range(0, len(items), TOGETHER):
+            done: Future[list[Result]] = Future()
+            done.add_done_callback(lambda _: self.bell.ring())
+            self.line.threads[0].post(partial(settle, done, partial(function, items[start : start + TOGETHER])))
+            while not done.done():
+                self.wait()
+            found += done.result()
+        return found
 
     def wait(self) -> None:
         """Let other calls run until the bell rings. Raises `Cancelled`."""
@@ -154,3 +146,10 @@ class Guest:
         self.cancelled = True
         self.line.leave(self)
         self.bell.ring()
+
+
+def settle(done: Future[Result], job: Callable[[], Result]) -> None:
+    try:
+        done.set_result(job())
+    except Exception as error:
+        done.set_exception(error)

@@ -201,11 +201,8 @@ class AsyncTranslator:
         self.pending += count
         self._running.add(future)
         future.add_done_callback(ended)
-        call.start(partial(self._work, guest, settings, work))
+        call.start(lambda: work(self.translator.under(settings, guest)))
         return future
-
-    def _work(self, guest: Guest, settings: Settings, work: Callable[[Translator], Result]) -> Result:
-        return work(self.translator.through(self.translator.engine.under(settings, guest)))
 
     def _calls_for(self, settings: Settings, texts: Sequence[str]) -> Calls:
         """Where a call for these texts runs."""
