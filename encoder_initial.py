@@ -3,7 +3,7 @@
 
 import sys
 
-from specdec_plugins.training.initialise import main
+from specdec_plugins.commands.initialise import main
 
 if __name__ == "__main__":
     sys.exit(main())

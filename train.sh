@@ -244,7 +244,7 @@ stage_distill() {
         [ "$distilled/text/train.json.shards/manifest.json" -nt "$sources" ] || rm -rf "$distilled/text/train.json.shards"
         translate "$sources" "$distilled/text/train.json" 1 auto
         if up_to_date "$distilled/bin/dict.$tgt.txt" "$distilled/text/train.json"; then return; fi
-        "$python" -m specdec_plugins.training.token_ids --model "$folder" --sources "$sources" \
+        "$python" -m specdec_plugins.commands.token_ids --model "$folder" --sources "$sources" \
             --outputs "$distilled/text/train.json" --output "$distilled/bin" || die "distill: no training data"
         return
     fi

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,21 +123,16 @@ class Engines:
     """Our engine, or fairseq's generator, with a beam of any size."""
 
     def __init__(self, name: str, model: str, dtype: str, threads: int, fixed: int | None):
-        from specdec_plugins.engine import Engine
         from specdec_plugins.formats.folder import load_folder
         from specdec_plugins.settings import Settings
+        from specdec_plugins.translator import engine_of
 
         lengths: dict[str, Any] = {} if fixed is None else {"min_len": fixed, "max_len_b": fixed}
         strategy = "ar" if name == "ours" else name
-        self.engine = Engine(load_folder(model), Settings(strategy=strategy, dtype=dtype, threads=threads, **lengths))
+        self.engine = engine_of(load_folder(model), Settings(strategy=strategy, dtype=dtype, threads=threads, **lengths))
 
     def resize(self, beam: int) -> None:
-        from specdec_plugins.decoding.options import Beam
-
-        if self.engine.settings.strategy == "fairseq":
-            self.engine._generator.beam = Beam(beam)
-        else:
-            self.engine.beam = Beam(beam) if beam > 1 else None
+        self.engine = self.engine.under(replace(self.engine.settings, beam=beam))
 
     def __call__(self, sources: Sources, beam: int, batch_size: int) -> Sources:
         self.resize(beam)

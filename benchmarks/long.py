@@ -134,7 +134,7 @@ class Cell:
         rule = Replayed(TopBetaTau(), options.acceptance) if options.acceptance is not None and system.gamma else TopBetaTau()
         session = Session(
             drafter, self.verifier, rule, controller, BoundedAdmission(1), 1, Constraints.of(self.spec), stats, options.device
-        )  # fmt: skip
+        )
         runner = session.runner
         runner.verifying, runner.drafting = self.state, drafter.start(len(self.documents), self.state)
         drafter.admit(runner.drafting, self.source)

@@ -215,14 +215,14 @@ def fairseq(pair: "Pair", dtype: str, kind: str, options: argparse.Namespace) ->
     from specdec_plugins.decoding.options import Beam
     from specdec_plugins.decoding.requests import Request
     from specdec_plugins.decoding.stats import DecodeStats
-    from specdec_plugins.measure.fairseq_generator import FairseqGenerator
+    from specdec_plugins.fairseq_engine import FairseqGenerator
 
-    generator = FairseqGenerator(pair.verifier, Beam(1), options.device, getattr(torch, dtype))
+    generator = FairseqGenerator(pair.verifier, options.device, getattr(torch, dtype))
 
     def decode(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
         stats, requests = DecodeStats(), [Request(number, source, OUTPUT - 1) for number, source in enumerate(sources)]
         began = time.perf_counter()
-        list(generator.decode(requests, batch_size, None, 0, OUTPUT - 1, stats))
+        list(generator.decode(requests, Beam(1), batch_size, None, (0, OUTPUT - 1), stats))
         return time.perf_counter() - began, stats.committed, 1.0
 
     return decode

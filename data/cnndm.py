@@ -13,7 +13,7 @@ from pathlib import Path
 
 import corpora
 
-from specdec_plugins.commands import prepare
+from specdec_plugins.commands.preparation import steps
 from specdec_plugins.text.tokenizers import BYTE_LEVEL
 
 SOURCE, TARGET = "source", "target"
@@ -55,7 +55,7 @@ def gather_bart(local: Path | None, downloads: Path, folder: Path) -> None:
                 corpora.unpack(archive, [name], target)
             else:
                 raise ValueError(f"{place} contains no {name}" + f" and no {BART}.tar.gz" * (name != "vocab.bpe"))
-        prepare.move(unfinished, folder)
+        steps.move(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 

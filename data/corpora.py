@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from specdec_plugins.commands import prepare
+from specdec_plugins.commands.preparation import steps
 from specdec_plugins.formats.errors import printable
 
 DATA = Path(__file__).resolve().parent
@@ -170,9 +171,9 @@ def download(url: str, path: Path, checksum: str | None = None) -> None:
     sums = path.parent / "SHA256SUMS"
     lines = sums.read_text().splitlines() if sums.exists() else []
     known = {name: value for value, name in (line.split(maxsplit=1) for line in lines)}
-    sha256 = prepare.file_digest(part)
+    sha256 = steps.file_digest(part)
     algorithm, _, value = (checksum or f"sha256:{sha256}").partition(":")
-    if known.setdefault(path.name, sha256) != sha256 or prepare.file_digest(part, algorithm) != value:
+    if known.setdefault(path.name, sha256) != sha256 or steps.file_digest(part, algorithm) != value:
         part.unlink()
         raise ValueError(f"{url}: not the expected file (sha256 {sha256}); it was deleted")
     sums.write_text("".join(f"{value}  {name}\n" for name, value in sorted(known.items())))
@@ -287,7 +288,7 @@ def gather(corpus: Corpus, local: Path | None, downloads: Path, source: Path) ->
                         download(text.url.format(lang=lang), downloads / text.file_name(lang), text.checksum)
                 collect(text, corpus.langs, local or downloads, unfinished / f"{split}{number}")
                 prefixes.setdefault(split, []).append(str(source / f"{split}{number}"))
-        prepare.move(unfinished, source)
+        steps.move(unfinished, source)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return {split: ",".join(parts) for split, parts in prefixes.items()}

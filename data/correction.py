@@ -27,6 +27,8 @@ from random import Random
 import corpora
 
 from specdec_plugins.commands import prepare
+from specdec_plugins.commands.preparation import steps
+from specdec_plugins.commands.preparation.pairs import find_text, write_pairs
 from specdec_plugins.text.lines import read_lines
 
 SOURCE, TARGET = "xe", "en"
@@ -136,7 +138,7 @@ def write_corpus(texts: dict[str, list[str]], folder: Path, rate: float, seed: i
         made = counts[split] = Counter(dict.fromkeys(KINDS, 0))
         seeds = [f"{seed} {split} {version}" for version in range(VERSIONS[split])]
         pairs = (pair for each in seeds for pair in passages(captions, rate, each, known, made))
-        prepare.write_pairs([folder / f"{split}.{lang}" for lang in (SOURCE, TARGET)], pairs)
+        write_pairs([folder / f"{split}.{lang}" for lang in (SOURCE, TARGET)], pairs)
     return counts
 
 
@@ -176,9 +178,9 @@ def main(argv: list[str] | None = None) -> int:
     def make() -> list[str]:
         captions = corpora.Corpus((TARGET,), corpora.multi30k().texts, ())
         prefixes = corpora.gather(captions, options.local, corpora.DATA / "downloads" / "multi30k", source)
-        texts = {split: list(read_lines(prepare.find_text(prefix, TARGET))) for split, prefix in prefixes.items()}
+        texts = {split: list(read_lines(find_text(prefix, TARGET))) for split, prefix in prefixes.items()}
         counts = write_corpus(texts, pairs, options.rate, options.seed)
-        prepare.write_json(options.output / "errors.json", {"rate": options.rate, "seed": options.seed, "counts": counts})
+        steps.write_json(options.output / "errors.json", {"rate": options.rate, "seed": options.seed, "counts": counts})
         print("\n".join(table(counts)), flush=True)
         return [*OPTIONS, *corpora.split_options({split: str(pairs / split) for split in texts}), *more]
 

@@ -22,7 +22,8 @@ from typing import TypeVar
 
 import corpora
 
-from specdec_plugins.commands import prepare
+from specdec_plugins.commands.preparation import steps
+from specdec_plugins.commands.preparation.pairs import find_text, progress, write_pairs
 from specdec_plugins.formats import checkpoint
 from specdec_plugins.formats.fairseq import checkpoint_of
 from specdec_plugins.formats.folder import Pair, load_folder
@@ -83,13 +84,13 @@ def closed(caption: str) -> str:
 
 def translated(pair: Pair, captions: Sequence[str], path: Path) -> list[str]:
     """The pair's translations of the captions, cached in ``path``."""
-    mark, digest = path.with_suffix(".sha256"), prepare.digest(fingerprint(pair.verifier), captions)
+    mark, digest = path.with_suffix(".sha256"), steps.digest(fingerprint(pair.verifier), captions)
     if path.exists() and mark.exists() and mark.read_text(encoding="utf-8") == digest:
         return list(read_lines(path))
     mark.unlink(missing_ok=True)
     translator = Translator(pair, Settings(strategy="ar", dtype="auto"))
     texts = (translation.text for translation in translator.stream(captions, batch_size=64))
-    lines = list(prepare.progress(texts, "translate", len(captions)))
+    lines = list(progress(texts, "translate", len(captions)))
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     mark.write_text(digest, encoding="utf-8")
     return lines
@@ -105,7 +106,7 @@ def write_corpus(texts: dict[str, list[tuple[str, str]]], count: int, folder: Pa
     splits = {"train": training(texts["train"], count, seed), "valid": in_order(texts["valid"], VALID)}
     splits |= {f"test{number or ''}": in_order(texts["test"], size) for number, size in enumerate(TESTS)}
     for split, documents in splits.items():
-        prepare.write_pairs([folder / f"{split}.{lang}" for lang in LANGS], documents)
+        write_pairs([folder / f"{split}.{lang}" for lang in LANGS], documents)
     tests = ",".join(str(folder / split) for split in splits if split.startswith("test"))
     return ["--train", str(folder / "train"), "--valid", str(folder / "valid"), "--test", tests]
 
@@ -133,9 +134,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def make() -> list[str]:
         prefixes = corpora.gather(corpora.multi30k(), options.local, corpora.DATA / "downloads" / "multi30k", source)
-        sides = {
-            split: [list(read_lines(prepare.find_text(prefix, lang))) for lang in LANGS] for split, prefix in prefixes.items()
-        }
+        sides = {split: [list(read_lines(find_text(prefix, lang))) for lang in LANGS] for split, prefix in prefixes.items()}
         train, count = sides["train"], len(sides["train"][0])
         if options.mono:
             train[0] += read_lines(options.mono)

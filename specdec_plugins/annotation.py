@@ -2,63 +2,60 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from specdec_plugins.decoding.elementary import mean
 from specdec_plugins.decoding.requests import Hypothesis
+from specdec_plugins.interfaces import Texts
+from specdec_plugins.options import CallOptions
 from specdec_plugins.text.alignment import Alignment, link, parts_of, within
 from specdec_plugins.text.words import Span, align
 from specdec_plugins.translations import Source, Translation
-
-if TYPE_CHECKING:
-    from specdec_plugins.translator import Translator
 
 Output = tuple[str, Source, Hypothesis]  # a line, what the models read of it, and what they wrote
 
 
 def annotated(
-    translator: "Translator",
+    texts: Texts,
     results: Sequence[Translation],
     outputs: Sequence[Output | None],
     languages: Sequence[tuple[str | None, str | None]],
-    alignments: bool,
-    word_scores: bool,
-    tokenized: bool,
+    options: CallOptions,
 ) -> list[Translation]:
     """The results with alignments or word scores; ``outputs`` and ``languages`` are beside them, None for empty ones."""
+    alignments, tokenized = options.alignments, options.tokenized
     known = [output for output in outputs if output is not None]
-    weights = iter(translator.engine.attention([(s.tokens, h.tokens) for _, s, h in known]) if alignments else ())
+    weights = iter(texts.engine.attention([(s.tokens, h.tokens) for _, s, h in known]) if alignments else ())
     done = []
     for result, output, asked in zip(results, outputs, languages):
-        translator.engine.give_way()
+        texts.engine.give_way()
         if output is None:
             done.append(replace(result, alignment=Alignment([], [], []) if alignments else None))
             continue
         line, source, hypothesis = output
-        spans = target_spans(translator, result, hypothesis, tokenized)
+        spans = target_spans(texts, result, hypothesis, tokenized)
         alignment = None
         if alignments:
-            alignment = link(next(weights), source_spans(translator, line, source, asked, tokenized), line, spans, result.text)
-        scores = scores_of(result.text, spans, hypothesis.token_scores) if word_scores else []
+            alignment = link(next(weights), source_spans(texts, line, source, asked, tokenized), line, spans, result.text)
+        scores = scores_of(result.text, spans, hypothesis.token_scores) if options.word_scores else []
         done.append(replace(result, alignment=alignment, word_scores=scores))
     return done
 
 
 def source_spans(
-    translator: "Translator", line: str, source: Source, languages: tuple[str | None, str | None], tokenized: bool
+    texts: Texts, line: str, source: Source, languages: tuple[str | None, str | None], tokenized: bool
 ) -> list[Span]:
     """The characters of a line that each source token stands for."""
-    encoded = source.encoded or translator.codec.encode("" if tokenized else line, *languages)
+    encoded = source.encoded or texts.codec.encode("" if tokenized else line, *languages)
     text = align(line, line.split()) if tokenized else encoded.offsets[encoded.before :]
     nothing = (len(line), len(line))
     return [*[(0, 0)] * encoded.before, *text[: len(source.text)], *[nothing] * encoded.after]
 
 
-def target_spans(translator: "Translator", result: Translation, hypothesis: Hypothesis, tokenized: bool) -> list[Span]:
+def target_spans(texts: Texts, result: Translation, hypothesis: Hypothesis, tokenized: bool) -> list[Span]:
     if tokenized:
         kept = result.text.split() == result.tokens
-        return align(result.text, [token if kept else translator.codec.join([token]) for token in result.tokens])
-    return translator.codec.spans(result.text, hypothesis.tokens)
+        return align(result.text, [token if kept else texts.codec.join([token]) for token in result.tokens])
+    return texts.codec.spans(result.text, hypothesis.tokens)
 
 
 def scores_of(text: str, spans: Sequence[Span], scores: Sequence[float]) -> list[float]:

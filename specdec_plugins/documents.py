@@ -9,16 +9,15 @@ memory does not grow with their number.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from specdec_plugins.decoding.loop import TOGETHER, Session
+from specdec_plugins.decoding.loop import TOGETHER
 from specdec_plugins.decoding.requests import Hypothesis, Request
+from specdec_plugins.interfaces import Texts, Translate
+from specdec_plugins.options import CallOptions, languages_of
+from specdec_plugins.sessions import Requests
 from specdec_plugins.text.languages import two_letters
 from specdec_plugins.text.sentences import cut, sentences
 from specdec_plugins.translations import Source, Translation
-
-if TYPE_CHECKING:
-    from specdec_plugins.translator import Translator
 
 USUAL_ROWS = 32  # default number of windows in flight
 ROOM = 1.5  # output tokens per source token of a window that its context must leave room for
@@ -129,7 +128,7 @@ class Documents:
 
 
 def decode(
-    documents: Documents, session: Session, rows: int, request: Callable[[int, Task], Request], given: Callable[[Task], int]
+    documents: Documents, session: Requests, rows: int, request: Callable[[int, Task], Request], given: Callable[[Task], int]
 ) -> Iterator[tuple[Task, Hypothesis]]:
     """Yield windows as they finish, each with its own part of the output. At most ``rows`` requests wait.
 
@@ -162,28 +161,25 @@ def without(hypothesis: Hypothesis, forced: int) -> Hypothesis:
     return replace(hypothesis, tokens=tokens, token_scores=scores, prefilled=hypothesis.prefilled - forced)
 
 
-def translate_documents(
-    translator: "Translator",
-    lines: Sequence[str],
-    languages: Sequence[tuple[str | None, str | None]],
-    batch_size: int | None,
-    tokenized: bool,
-    remove_bpe: bool,
-    max_tokens: int | None,
-    first: int,
-) -> list[Translation]:
-    """All samples of each line, which is a document: the texts of its windows, joined by spaces."""
-    engine, settings = translator.engine, translator.settings
-    rows, samples = batch_size or USUAL_ROWS, settings.drawn
-    frames = [translator.codec.encode("", *each) for each in languages]
-    usual = len(translator.pair.verifier.spec.forced)
+def translate_documents(texts: Texts, lines: Sequence[str], options: CallOptions, translate: Translate) -> list[Translation]:
+    """A rewriter. With windows each line is a document: all its samples, the texts of its windows joined by spaces."""
+    engine, settings = texts.engine, texts.engine.settings
+    if settings.windows is None:
+        return translate(lines, options)
+    whole = "beginnings", "hints", "max_length", "alignments", "word_scores"
+    if any(getattr(options, name) not in (None, False) for name in whole):
+        raise ValueError("beginnings, hints, max_length, alignments and word_scores are for whole lines, not for windows")
+    languages, tokenized = languages_of(options, len(lines)), options.tokenized
+    rows, samples = options.rows(settings) or USUAL_ROWS, settings.drawn
+    frames = [texts.codec.encode("", *each) for each in languages]
+    usual = len(engine.pair.verifier.spec.forced)
     longest = max((len(frame.forced) for frame in frames), default=0)
 
     def given(task: Task) -> int:
         return usual + len(frames[task.document].forced)
 
     def fits(source: int, output: int) -> bool:
-        return source <= translator.max_source and usual + longest + output <= engine.max_target
+        return source <= texts.max_source and usual + longest + output <= engine.max_target
 
     def request(number: int, task: Task) -> Request:
         frame = frames[task.document]
@@ -192,17 +188,17 @@ def translate_documents(
             begun = len(task.forced)
         later = [task.window] if task.window else []  # the first window is sampled like a line of its own
         limit = min(begun + engine.limit(len(task.text) + len(frame.ids)), engine.max_target)
-        seeds = [engine.seeds(first + task.document, *later)[task.sample]]
+        seeds = [engine.seeds(options.first + task.document, *later)[task.sample]]
         forced = [*frame.forced, *task.forced]
         return engine.request(number, task.tokens, forced=forced, limit=limit, min_length=begun + engine.min_length, seeds=seeds)
 
-    sources = (windows_of(translator, line, tokenized, *each) for line, each in zip(lines, languages))
+    sources = (windows_of(texts, line, tokenized, *each) for line, each in zip(lines, languages))
     documents = Documents(sources, samples, settings.context, fits, rows, lambda number, text: frames[number].framed(text))
     parts: list[list[tuple[int, Translation]]] = [[] for _ in range(samples * len(lines))]
-    with engine.borrowed(rows * (engine.beam.size if engine.beam else 1), max_tokens) as session:
+    with engine.borrowed(rows * (engine.beam.size if engine.beam else 1), options.max_tokens) as session:
         for task, hypothesis in decode(documents, session, rows, request, given):
             source = Source(task.tokens, task.text, False)
-            part = translator.finish(source, hypothesis, task.sample, tokenized and not remove_bpe, tokenized)
+            part = texts.finish(source, hypothesis, task.sample, tokenized and not options.remove_bpe, tokenized)
             parts[samples * task.document + task.sample].append((task.window, part))
     return [
         joined([part for _, part in sorted(each, key=lambda part: part[0])], number % samples, engine.drafter_name)
@@ -211,18 +207,18 @@ def translate_documents(
 
 
 def windows_of(
-    translator: "Translator", line: str, tokenized: bool, source_lang: str | None = None, target_lang: str | None = None
+    texts: Texts, line: str, tokenized: bool, source_lang: str | None = None, target_lang: str | None = None
 ) -> Iterator[list[int]]:
     """Yield the windows of a line, as the settings say: token ids of the source without special tokens."""
-    size, vocabulary = translator.settings.windows, translator.pair.source
+    size, pair, codec = texts.engine.settings.windows, texts.engine.pair, texts.codec
     alone = not isinstance(size, int)
-    most = (
-        size if isinstance(size, int) else translator.max_source - len(translator.codec.encode("", source_lang, target_lang).ids)
+    most = size if isinstance(size, int) else texts.max_source - len(codec.encode("", source_lang, target_lang).ids)
+    lang = source_lang or pair.config.source_lang
+    parts = sentences(line, two_letters(lang) or lang, most, tokenized)
+    tokens = (
+        codec.source.ids(part.split()) if tokenized else codec.encode(part, source_lang, target_lang).text for part in parts
     )
-    lang = source_lang or translator.pair.config.source_lang
-    texts = sentences(line, two_letters(lang) or lang, most, tokenized)
-    tokens = (translator.tokens_of(text, tokenized, source_lang, target_lang) for text in texts)
-    return windows(tokens, most, alone, lambda sentence: cut(vocabulary.tokens(sentence[:most]), most))
+    return windows(tokens, most, alone, lambda sentence: cut(pair.source.tokens(sentence[:most]), most))
 
 
 def joined(parts: Sequence[Translation], sample: int, drafter: str | None) -> Translation:

@@ -6,10 +6,9 @@ Owns models, roles, limits and sessions. Text is encoded and decoded outside, by
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
-from threading import get_ident
 from typing import Literal
 
 import numpy as np
@@ -18,7 +17,6 @@ from specdec_plugins import assignment
 from specdec_plugins.assignment import DRAFTING
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.alignment import Aligner
-from specdec_plugins.decoding.assembly import THREADS
 from specdec_plugins.decoding.backends.cpu.binding import Engine as Kernels
 from specdec_plugins.decoding.backends.cpu.model import CpuModel
 from specdec_plugins.decoding.constraints import Constraints
@@ -31,6 +29,7 @@ from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import Pair
 from specdec_plugins.model.spec import Heads, OutputRules
+from specdec_plugins.sessions import Host, OwnHost, Requests
 from specdec_plugins.settings import MAX_LEN_B, Settings
 from specdec_plugins.translations import SourceTooLong
 
@@ -41,8 +40,7 @@ BatchSize = int | Literal["auto"] | None  # rows in flight; auto: `Settings.usua
 class Engine:
     """For one thread at a time. ``stats`` totals everything decoded.
 
-    Sessions consist of ``roles``, which may be replaced, except under strategy ``fairseq``. ``drafter`` overrides pair and
-    settings.
+    Sessions consist of ``roles``, which may be replaced. ``drafter`` overrides pair and settings.
     """
 
     def __init__(self, pair: Pair, settings: Settings, drafter: Drafter | None = None):
@@ -61,56 +59,52 @@ class Engine:
             raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} requires")
         if settings.max_positions:
             pair = assignment.beyond_training(pair, settings.max_positions, settings.strategy != "ar")
-        self.pair, self.stats, self.rules = pair, DecodeStats(), pair.verifier.spec.outputs
-        self.adopt(settings)
-        if self.rules.beams > 1 and settings.beam is None and settings.strategy != "fairseq" and not settings.sampling:
+        self._begin(pair, settings, assignment.drafter_name(pair, settings, drafter))
+        if self.rules.beams > 1 and settings.beam is None and not settings.sampling:
             count = self.rules.beams
             said = (
                 "searching with them; beam 1 is greedy" if self.beam else f"decoding with drafts is greedy; beam {count} searches"
             )
             log.warning("%s asks for %d beams: %s", pair.name, count, said)
-        self.drafter_name = assignment.drafter_name(pair, settings, drafter)
+        device = assignment.usable_device(settings.device)
+        self.roles = assignment.assign(pair, settings, device, self.trained_block_size, drafter)
+
+    def _begin(self, pair: Pair, settings: Settings, drafter_name: str | None) -> None:
+        """Everything but the roles."""
+        self.pair, self.rules, self.drafter_name = pair, pair.verifier.spec.outputs, drafter_name
         self.limits = limits_of(pair, settings)
         self.max_source, self.max_target = self.limits.source_positions, self.limits.target_positions - 1
-        device = assignment.usable_device(settings.device)
-        if settings.strategy == "fairseq":
-            import torch
-
-            from specdec_plugins.measure.fairseq_generator import FairseqGenerator
-
-            torch.set_num_threads(settings.threads or THREADS)
-            self._generator = FairseqGenerator(
-                pair.verifier, beam_of(settings, self.rules), device, getattr(torch, settings.dtype)
-            )
-        else:
-            self.roles = assignment.assign(pair, settings, device, self.trained_block_size, drafter)
+        self.host: Host = OwnHost()
         self.tolerance: Tolerance | None = None  # of requests; None: the session's
-        # Shared with `under`: the last session, with its caches, and its parameters; the controllers of calls' settings.
-        self._kept: list[tuple[tuple, Session]] = []
-        self._controllers: dict[tuple[bool, bool], Controller] = {}
+        self._controllers: dict[tuple[bool, bool], Controller] = {}  # of calls' settings; shared with `under`
+        self.adopt(settings)
 
     def adopt(self, settings: Settings) -> None:
         """Take over the settings of requests. All others have shaped the roles."""
-        beam = beam_of(settings, self.rules)
-        self.settings, self.beam = settings, None if beam.size == 1 or settings.strategy == "fairseq" else beam
+        self.settings, self.search = settings, beam_of(settings, self.rules)
+        self.beam = self.search if self.search.size > 1 else None
         self.min_length = self.rules.min_length if settings.min_len is None else settings.min_len
 
-    def under(self, settings: Settings) -> "Engine":
-        """This engine with a call's settings, which differ in `PER_REQUEST` alone: the same models, statistics and session."""
+    def under(self, settings: Settings, host: Host | None = None) -> "Engine":
+        """This engine with a call's settings, which differ in `PER_REQUEST` alone: the same models, statistics and sessions, or
+        those of another host, whose controllers plan for all calls."""
         other = copy(self)
         other.adopt(settings)
-        if settings.strategy == "fairseq":
-            other._generator = copy(self._generator)
-            other._generator.beam = beam_of(settings, self.rules)
-            return other
         other.tolerance = Tolerance(settings.beta, math.inf if settings.tau is None else settings.tau)
         kind = settings.adaptive, settings.searches
-        if kind != (self.settings.adaptive, self.settings.searches):
+        if host is not None:
+            other.host = host
+        elif kind != (self.settings.adaptive, self.settings.searches):
             if kind not in self._controllers:
                 drafter, length = self.roles.drafter, self.trained_block_size
                 self._controllers[kind] = assignment.controller_of(settings, length, drafter)
             other.roles = self.roles._replace(controller=self._controllers[kind])
         return other
+
+    @property
+    def stats(self) -> DecodeStats:
+        """Totals since the last `take_stats`."""
+        return self.host.stats
 
     def generate(
         self, sources: Sequence[Sequence[int]], batch_size: BatchSize = "auto", max_tokens: int | None = None, first: int = 0
@@ -124,16 +118,9 @@ class Engine:
 
     def decode(self, requests: Sequence[Request], batch_size: int | None, max_tokens: int | None) -> Iterator[Hypothesis]:
         """Yield the outputs of requests as they finish."""
-        options = self.settings
         if not requests:
             return
         requests = sorted(requests, key=lambda request: -len(request.tokens))  # short outputs last: few rows idle at the end
-        if options.strategy == "fairseq":
-            for request in requests:
-                request.check(self.limits)
-            rows = batch_size or len(requests)
-            yield from self._generator.decode(requests, rows, max_tokens, options.max_len_a, self.max_len_b, self.stats)
-            return
         rows, group = len(requests) * requests[0].rows, requests[0].rows
         if batch_size:  # at least all rows of a sentence
             rows = min(rows, batch_size * group if self.beam else max(group, batch_size))
@@ -195,35 +182,40 @@ class Engine:
 
         Raises ValueError for a strategy that does not load the verifier.
         """
-        verifier = self.roles.verifier if self.settings.strategy != "fairseq" else None
+        verifier = self.roles.verifier
         if not isinstance(verifier, ModelVerifier):
             raise ValueError(f"alignments are not supported by strategy {self.settings.strategy}; use specdec or ar")
         spec = self.pair.verifier.spec
         read = Aligner(verifier.model, self.pair.alignment or Heads.usual(spec.decoder), spec.symbols)
-        return read(*([*each] for each in zip(*pairs))) if pairs else []
+        return self.host.read(lambda some: read(*([*each] for each in zip(*some))), pairs) if pairs else []
 
-    def session(self, rows: int, max_tokens: int | None = None, max_bytes: int | None = None) -> Session:
-        """A new session that adds to the statistics; not under strategy ``fairseq``. At most ``rows`` rows, ``max_tokens`` source
-        tokens (padding included) and about ``max_bytes`` bytes of cache are in flight.
+    def session(
+        self,
+        rows: int,
+        max_tokens: int | None = None,
+        max_bytes: int | None = None,
+        usual_rows: int | None = None,
+        controller: Controller | None = None,
+        stats: DecodeStats | None = None,
+    ) -> Session:
+        """A new session. At most ``rows`` rows, ``max_tokens`` source tokens (padding included) and about ``max_bytes`` bytes of
+        cache are in flight; requests wait while there are ``usual_rows``, and those with more rows are decoded alone.
+
+        Its controller and statistics are the engine's unless others are given.
         """
-        roles = self.roles
+        roles = self.roles if controller is None else self.roles._replace(controller=controller)
 
         def bytes_for(request: Request) -> int:
             return roles.drafter.bytes_for(request) + roles.verifier.bytes_for(request)
 
-        admission = BoundedAdmission(rows, max_tokens, max_bytes, bytes_for)
+        admission = BoundedAdmission(usual_rows or rows, max_tokens, max_bytes, bytes_for)
         constraints = Constraints.of(self.pair.verifier.spec)
-        return Session(*roles, admission, rows, constraints, self.stats, self.settings.device, self.limits)
+        stats = self.stats if stats is None else stats
+        return Session(*roles, admission, rows, constraints, stats, self.settings.device, self.limits)
 
-    @contextmanager
-    def borrowed(self, rows: int, max_tokens: int | None) -> Iterator[Session]:
-        """The last session if its parameters match, else a new one. A session that its caller abandoned is dropped."""
-        how = rows, max_tokens, self.roles, get_ident()
-        kept = self._kept.pop() if self._kept else None
-        session = kept[1] if kept and kept[0] == how else self.session(rows, max_tokens)
-        session.stats = self.stats
-        yield session
-        self._kept[:] = [(how, session)]
+    def borrowed(self, rows: int, max_tokens: int | None) -> AbstractContextManager[Requests]:
+        """A session of the host's: the last one if its parameters match, else a new one."""
+        return self.host.lend((rows, max_tokens, self.roles), lambda: self.session(rows, max_tokens))
 
     @property
     def kernels(self) -> Kernels | None:
@@ -245,18 +237,17 @@ class Engine:
     def give_way(self) -> None:
         """Called for each sentence that is read, written or worked on, which may take long for many: lets other callers run, if
         any."""
+        self.host.give_way()
 
     def take_stats(self) -> DecodeStats:
         """The totals since the last call; resets them."""
-        taken, self.stats = self.stats, DecodeStats()
-        taken.drafter, taken.beam = self.drafter_name, beam_of(self.settings, self.rules).size
+        taken, self.host.stats = self.host.stats, DecodeStats()
+        taken.drafter, taken.beam = self.drafter_name, self.search.size
         return taken
 
 
 def beam_of(settings: Settings, rules: OutputRules) -> Beam:
     """The beam search that the settings ask for, with what they leave open from the model's rules."""
-    if settings.strategy == "fairseq":
-        rules = OutputRules()
     penalty = rules.length_penalty if settings.lenpen is None else settings.lenpen
     size = settings.size(rules.beams)
     nbest = min(size, settings.nbest)

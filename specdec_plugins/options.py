@@ -62,6 +62,10 @@ class CallOptions:
         if faults := [fault for each in given for fault in value_faults(each, values[each.name])]:
             raise OptionError(faults)
 
+    def rows(self, settings: Settings) -> int | None:
+        """Sentences in flight."""
+        return self.batch_size if isinstance(self.batch_size, int | None) else settings.usual_batch_size
+
 
 class RequestSettings(TypedDict, total=False):
     """The settings that a call may change, without `COUNTS`, which change what is returned."""
@@ -181,6 +185,18 @@ def texts_of(sentences: Iterable[str], what: str, taker: str = "", first: int = 
         if not isinstance(text, str):
             raise TypeError(f"{what}[{number}] is {text!r:.80}, not a string")
     return texts
+
+
+def languages_of(options: CallOptions, count: int) -> list[tuple[str | None, str | None]]:
+    """The languages of each sentence and of its translation."""
+    return [*zip(*(each_language(value, count) for value in (options.source_lang, options.target_lang)))]
+
+
+def each_language(value: Languages, count: int) -> Sequence[str | None]:
+    """The language of each of ``count`` sentences."""
+    known: Sequence[str | None] = [value] * count if isinstance(value, str | None) else value
+    values_of("source_lang and target_lang", known, count, "languages")
+    return known
 
 
 def values_of(name: str, values: Sequence[Item] | None, count: int, what: str = "") -> Sequence[Item] | None:

@@ -11,9 +11,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice, repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specdec_plugins.files import MESSAGE, Options, TextFile, Unreadable
+from specdec_plugins.interfaces import Texts, Translate
+from specdec_plugins.options import CallOptions, values_of
+from specdec_plugins.settings import Settings
 from specdec_plugins.text.alignment import Alignment
 from specdec_plugins.text.placing import Placed
 from specdec_plugins.text.protected import Edits, Protected, blanked
@@ -21,25 +24,19 @@ from specdec_plugins.text.words import Span
 from specdec_plugins.translations import BESIDE, Translation
 from specdec_plugins.units import translate_units
 
-if TYPE_CHECKING:
-    from specdec_plugins.translator import Translator
-
 LANGUAGES = ("source_lang", "target_lang")
-SHARED = ("batch_size", "max_tokens", "max_length", "too_long", "glossary")  # options of a branch as of its text
+SHARED = ("batch_size", "max_tokens", "max_length", "too_long", "glossary", "protect")  # options of a branch as of its text
 
 
-def translate_protected(
-    translator: "Translator",
-    sentences: Sequence[str],
-    protect: re.Pattern[str] | None,
-    protected: Sequence[Sequence[Span] | None],
-    options: dict[str, Any],
-) -> list[Translation]:
-    """Translate with the options of `Translator.translate`. Raises ValueError for several outputs a sentence."""
-    check_single(translator, options)
-    sources = [Protected.of(*each) for each in zip(sentences, repeat(protect), protected)]
-    results = translator.translate([source.text for source in sources], **options)
-    options = options | {"too_long": "truncate"}
+def translate_protected(texts: Texts, sentences: Sequence[str], options: CallOptions, translate: Translate) -> list[Translation]:
+    """A rewriter. Raises ValueError for several outputs a sentence."""
+    if options.protect is None and options.protected is None:
+        return translate(sentences, options)
+    protected = values_of("protected", options.protected, len(sentences), "lists of protected spans") or repeat(None)
+    check_single(texts.engine.settings, options)
+    sources = [Protected.of(*each) for each in zip(sentences, repeat(options.protect), protected)]
+    results = translate([source.text for source in sources], options)
+    options = replace(options, too_long="truncate")
     for again in (masked, rebuilt):
         wanted = ([] if each.shortened else source.lost(each.text) for source, each in zip(sources, results))
         due = {
@@ -47,37 +44,36 @@ def translate_protected(
             for n, spans in enumerate(wanted)
             if spans
         }
-        found = again(translator, [*due.values()], chosen(options, [*due])) if due else []
+        found = again([*due.values()], chosen(options, [*due]), translate) if due else []
         for n, result in zip(due, found):
             results[n] = result or results[n]
     groups: dict[tuple[str | None, ...], list[int]] = {}
     for n, result in enumerate(results):
         if sources[n].messages and not result.shortened:
-            each = (value if isinstance(value := options[name], str | None) else value[n] for name in LANGUAGES)
+            each = (value if isinstance(value := getattr(options, name), str | None) else value[n] for name in LANGUAGES)
             groups.setdefault(tuple(each), []).append(n)
     for languages, own in groups.items():
-        choices = {name: options[name] for name in SHARED} | dict(zip(LANGUAGES, languages)) | {"protect": protect}
-        for n, result in zip(own, branched(translator, [sources[n] for n in own], [results[n] for n in own], choices)):
+        choices = {name: getattr(options, name) for name in SHARED} | dict(zip(LANGUAGES, languages))
+        for n, result in zip(own, branched(texts, [sources[n] for n in own], [results[n] for n in own], choices)):
             results[n] = result
-    asked = options["target_lang"]
-    return translator.counted(sentences, results, [asked] * len(sentences) if isinstance(asked, str | None) else asked)
+    return results
 
 
 def branched(
-    translator: "Translator", sources: Sequence[Protected], results: Sequence[Translation], choices: dict[str, Any]
+    texts: Texts, sources: Sequence[Protected], results: Sequence[Translation], choices: dict[str, Any]
 ) -> list[Translation]:
     """Translates the branches of the sources' ICU messages and puts them into the results."""
     parts = [source.text[first:end] for source in sources for first, end in source.messages]
     files = {part: TextFile(part, MESSAGE, Options()) for part in parts}
-    placed = iter(translate_units(translator, [unit for file in files.values() for unit in file.units], **choices))
+    placed = iter(translate_units(texts, [unit for file in files.values() for unit in file.units], **choices))
     owned = {part: list(islice(placed, len(file.units))) for part, file in files.items()}
-    texts = {part: rebranched(file, owned[part]) for part, file in files.items()}
+    done = {part: rebranched(file, owned[part]) for part, file in files.items()}
     found = []
     for source, result in zip(sources, results):
         own = [source.text[first:end] for first, end in source.messages]
         text = result.text if "'{" in source.text else result.text.replace("'{", "’{")  # which would begin a quotation
         matches = re.finditer("|".join(map(re.escape, own)), text)
-        back = Edits([(match.span(), texts[match[0]]) for match in matches])
+        back = Edits([(match.span(), done[match[0]]) for match in matches])
         unplaced = [term for part in own for each in owned[part] if each for term in each.unplaced]
         found.append(edited(replace(result, text=text, unplaced=result.unplaced + unplaced), Edits([]), back))
     return found
@@ -91,37 +87,37 @@ def rebranched(message: TextFile, placed: Sequence[Placed | None]) -> str:
         return message.source
 
 
-def check_single(translator: "Translator", options: dict[str, Any]) -> None:
+def check_single(settings: Settings, options: CallOptions) -> None:
     """Raise ValueError for settings under which a sentence cannot be translated again."""
-    settings = translator.settings
-    if settings.drawn > 1 or settings.sampling or settings.windows is not None or options["tokenized"]:
+    if settings.drawn > 1 or settings.sampling or settings.windows is not None or options.tokenized:
         raise ValueError("protected text and glossaries need one output per raw line, without sampling or windows")
 
 
-def chosen(options: dict[str, Any], numbers: Sequence[int]) -> dict[str, Any]:
+def chosen(options: CallOptions, numbers: Sequence[int]) -> CallOptions:
     """The options for some of the sentences."""
-    beside = {name: options[name] for name in BESIDE if not isinstance(options.get(name), str | None)}
-    return options | {name: [values[n] for n in numbers] for name, values in beside.items()}
+    beside = {name: values for name in BESIDE if not isinstance(values := getattr(options, name), str | None)}
+    changes: dict[str, Any] = {name: [values[n] for n in numbers] for name, values in beside.items()}
+    return replace(options, **changes)
 
 
-def masked(translator: "Translator", sources: Sequence[Protected], options: dict[str, Any]) -> list[Translation | None]:
+def masked(sources: Sequence[Protected], options: CallOptions, translate: Translate) -> list[Translation | None]:
     """Translations of the sources with masks, and the parts in their place; None where a mask is not there once."""
     masks = [source.masks() for source in sources]
     edits = [source.masked(each) for source, each in zip(sources, masks)]
     texts = [edit(source.text) for source, edit in zip(sources, edits)]
     results: list[Translation | None] = []
-    for source, each, edit, result in zip(sources, masks, edits, translator.translate(texts, **options)):
+    for source, each, edit, result in zip(sources, masks, edits, translate(texts, options)):
         back = source.unmasked(result.text, each)
         results.append(None if back is None else edited(result, edit, back))
     return results
 
 
-def rebuilt(translator: "Translator", sources: Sequence[Protected], options: dict[str, Any]) -> list[Translation]:
+def rebuilt(sources: Sequence[Protected], options: CallOptions, translate: Translate) -> list[Translation]:
     """Translations of the sources without the parts, which are inserted; as a last resort the source itself."""
     edits = [source.masked([" "] * len(source.spans)) for source in sources]
     texts = [edit(source.text) for source, edit in zip(sources, edits)]
     results = []
-    for source, edit, text, result in zip(sources, edits, texts, translator.translate(texts, **options | {"alignments": True})):
+    for source, edit, text, result in zip(sources, edits, texts, translate(texts, replace(options, alignments=True))):
         result = replace(result, text=blanked(result.text, source.places(result.text)))  # without the model's own
         assert result.alignment is not None
         words = [edit.back(word) for word in result.alignment.source]
@@ -130,7 +126,7 @@ def rebuilt(translator: "Translator", sources: Sequence[Protected], options: dic
         result = edited(result, edit, back, own)
         if not text.strip() or not source.intact(result.text):
             result = replace(result, text=source.text, alignment=Alignment([], [], []))
-        results.append(result if options["alignments"] else replace(result, alignment=None))
+        results.append(result if options.alignments else replace(result, alignment=None))
     return results
 
 

@@ -35,9 +35,11 @@ BUDGET = ("kv_budget", "sinks", "kv_choice")
 SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty", "rule", "seed", "num_samples", "mbr")
 # The settings that a call or a request may change. All others shape the loaded model.
 PER_REQUEST = {
-    "beta", "tau", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram_size", "beam", "nbest", "lenpen", "unkpen", *SAMPLING,
-    "sampling", "windows", "context", "prefix",
-}  # fmt: skip
+    *SAMPLING,
+    *"""
+    beta tau max_len_a max_len_b min_len no_repeat_ngram_size beam nbest lenpen unkpen sampling windows context prefix
+""".split(),
+}
 
 Fault = tuple[str, str]  # a field's name, and what is wrong with its value, to be read after the name
 
@@ -287,24 +289,45 @@ class Settings:
     )
 
     windows: int | str | None = count(
-        None, "lines are documents: split them at sentence ends into windows of up to N source tokens, or into sentences "
-        f"({WHOLE})", words=(WHOLE,), strategies=OWN, group="documents",
-    )  # fmt: skip
-    context: int = option(0, "read each window with the C before it (default: 0)", "C", least=0, most=MOST,
-                          strategies=SCORED, group="documents")  # fmt: skip
-    max_positions: int | None = count(None, "allow N tokens where the model was trained on fewer; not with learned positions",
-                                      most=10_000_000, strategies=OWN, group="documents")  # fmt: skip
+        None,
+        f"lines are documents: split them at sentence ends into windows of up to N source tokens, or into sentences ({WHOLE})",
+        words=(WHOLE,),
+        strategies=OWN,
+        group="documents",
+    )
+    context: int = option(
+        0, "read each window with the C before it (default: 0)", "C", least=0, most=MOST, strategies=SCORED, group="documents"
+    )
+    max_positions: int | None = count(
+        None,
+        "allow N tokens where the model was trained on fewer; not with learned positions",
+        most=10_000_000,
+        strategies=OWN,
+        group="documents",
+    )
 
     prefix: str | None = option(
-        None, "begin every source with TEXT, such as 'summarize: ', for models trained on several tasks (default: what the model "
-        "folder says)", "TEXT", kind=str, strategies=OWN, group="text",
-    )  # fmt: skip
+        None,
+        "begin every source with TEXT, such as 'summarize: ', for models trained on several tasks (default: what the model "
+        "folder says)",
+        "TEXT",
+        kind=str,
+        strategies=OWN,
+        group="text",
+    )
 
     device: str = option("cpu", "cpu, cuda or cuda:N (default: cpu)", "D", common=True, group="machine")
-    dtype: str = option("float32", "of the weights; auto: the fastest, int8 on a CPU, float16 or bfloat16 on a GPU "
-                        "(default: float32)", words=DTYPES, hidden=("float64",), common=True, group="machine")  # fmt: skip
-    threads: int | None = count(None, "CPU threads (default: one per usable CPU)", most=MOST_THREADS, common=True,
-                                group="machine")  # fmt: skip
+    dtype: str = option(
+        "float32",
+        "of the weights; auto: the fastest, int8 on a CPU, float16 or bfloat16 on a GPU (default: float32)",
+        words=DTYPES,
+        hidden=("float64",),
+        common=True,
+        group="machine",
+    )
+    threads: int | None = count(
+        None, "CPU threads (default: one per usable CPU)", most=MOST_THREADS, common=True, group="machine"
+    )
     kernels: str | None = option(
         None,
         "the CPU kernels for an instruction set, to measure them or to report a fault (default: the best that the CPU has)",

@@ -7,31 +7,29 @@ word is aligned with it or if the model finds the result far less likely.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 from specdec_plugins.decoding.elementary import mean
+from specdec_plugins.interfaces import Texts, Translate
+from specdec_plugins.options import CallOptions
 from specdec_plugins.protection import check_single, chosen
-from specdec_plugins.text.glossary import Found, Glossary, missing
+from specdec_plugins.text.glossary import Found, missing
 from specdec_plugins.translations import Translation
-
-if TYPE_CHECKING:
-    from specdec_plugins.translator import Translator
 
 ROUNDS = 8  # terms of a sentence that are placed, at most
 WORSE = 0.5  # nats a token by which what follows a term may score lower than the translation without it; 0.2 to 1 do the same
 
 
-def translate_terms(
-    translator: "Translator", sentences: Sequence[str], glossary: Glossary, options: dict[str, Any]
-) -> list[Translation]:
-    """Translate with the options of `Translator.translate`. Raises ValueError for several outputs a sentence."""
-    check_single(translator, options)
+def translate_terms(texts: Texts, sentences: Sequence[str], options: CallOptions, translate: Translate) -> list[Translation]:
+    """A rewriter. Raises ValueError for several outputs a sentence."""
+    if options.glossary is None:
+        return translate(sentences, options)
+    check_single(texts.engine.settings, options)
     found = list[list[Found]]()
     for sentence in sentences:
-        translator.engine.give_way()
-        found.append(glossary.find(sentence))
-    aligned = options | {"alignments": True}
-    results = translator.translate(sentences, **aligned if any(found) else options)
+        texts.engine.give_way()
+        found.append(options.glossary.find(sentence))
+    aligned = replace(options, alignments=True)
+    results = translate(sentences, aligned if any(found) else options)
     refused: list[list[Found]] = [[] for _ in results]
     for _ in range(ROUNDS):
         begun: dict[int, tuple[Found, str]] = {}
@@ -45,10 +43,10 @@ def translate_terms(
                 refused[n].append(term)
         if not begun:
             break
-        again = chosen(aligned, [*begun]) | {"beginnings": [text for _, text in begun.values()]}
-        for n, result in zip(begun, translator.translate([sentences[n] for n in begun], **again)):
+        again = replace(chosen(aligned, [*begun]), beginnings=[text for _, text in begun.values()])
+        for n, result in zip(begun, translate([sentences[n] for n in begun], again)):
             fewer = len(missing(found[n], result.text)) < len(missing(found[n], results[n].text))
-            if fewer and not result.cut and fits(translator, results[n], begun[n][1], result):
+            if fewer and not result.cut and fits(texts, results[n], begun[n][1], result):
                 results[n] = result
             else:
                 refused[n].append(begun[n][0])
@@ -56,15 +54,15 @@ def translate_terms(
         replace(
             result,
             unplaced=[term.source for _, term in missing(each, result.text)],
-            alignment=result.alignment if options["alignments"] else None,
+            alignment=result.alignment if options.alignments else None,
         )
         for each, result in zip(found, results)
     ]
 
 
-def fits(translator: "Translator", result: Translation, beginning: str, again: Translation) -> bool:
+def fits(texts: Texts, result: Translation, beginning: str, again: Translation) -> bool:
     """Whether the model's words after a beginning are about as likely as those of its own translation."""
-    own = again.token_scores[len(translator.codec.encode_target(beginning)) :]
+    own = again.token_scores[len(texts.codec.encode_target(beginning)) :]
     return mean(own) > mean(result.token_scores) - WORSE
 
 

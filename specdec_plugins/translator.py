@@ -10,16 +10,12 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import replace
-from functools import partial
 from itertools import chain, islice
 from typing import Any, Unpack, overload
 
-from specdec_plugins.annotation import annotated
 from specdec_plugins.decoding.requests import Hypothesis
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.documents import translate_documents
 from specdec_plugins.engine import Engine
 from specdec_plugins.formats.folder import Pair, load_folder, with_drafter
 from specdec_plugins.options import (
@@ -34,32 +30,28 @@ from specdec_plugins.options import (
     TranslateOptions,
     check_list,
     described,
+    each_language,
     per_sentence,
     settings_for,
     settings_of,
     texts_of,
     values_of,
 )
-from specdec_plugins.protection import translate_protected
+from specdec_plugins.rewriters import rewritten
+from specdec_plugins.sessions import Host
 from specdec_plugins.settings import WHOLE, OptionError, Settings
-from specdec_plugins.terms import translate_terms
-from specdec_plugins.text.agreement import most_agreed
 from specdec_plugins.text.codec import Encoded, NoLanguage
 from specdec_plugins.text.framed import Framed
-from specdec_plugins.text.languages import two_letters
-from specdec_plugins.text.numbers import missing_numbers
 from specdec_plugins.translations import BESIDE, Source, SourceTooLong, Translation
 
 __all__ = ["SourceTooLong", "Translation", "Translator"]
-
-Pairing = tuple[str | None, str | None]  # the languages of a sentence and of its translation
 
 
 class Translator:
     """A loaded pair and its settings, for one thread at a time. ``drafter`` replaces the pair's."""
 
     def __init__(self, pair: Pair, settings: Settings, drafter: Drafter | None = None):
-        self._use(Engine(pair, settings, drafter))
+        self._use(engine_of(pair, settings, drafter))
         with suppress(NoLanguage):  # requests may name one
             self.codec.encode("")  # loads the codec's files, so that faults show up front
 
@@ -77,12 +69,6 @@ class Translator:
             return cls(with_drafter(pair, drafter), checked)
         return cls(pair, checked, drafter)
 
-    def through(self, engine: Engine) -> "Translator":
-        """This translator with another engine of the same models, and its settings."""
-        other = copy(self)
-        other._use(engine)
-        return other
-
     def _use(self, engine: Engine) -> None:
         self.engine, self.pair, self.settings = engine, engine.pair, engine.settings
         self.codec = self.pair.codec
@@ -90,7 +76,7 @@ class Translator:
             if not isinstance(self.codec, Framed):
                 raise OptionError([("prefix", f"is not supported by codec {self.pair.config.name}, only by imported models")])
             self.codec = self.codec.with_prefix(prefix)
-        self._frames: dict[Pairing, Encoded] = {}  # the empty text in each pair of languages
+        self._frames: dict[tuple[str | None, str | None], Encoded] = {}  # the empty text in each pair of languages
         self.max_source = min(engine.max_source, self.codec.max_length or engine.max_source)
         windows = self.settings.windows
         if isinstance(windows, int) and not self.codec.concatenates:
@@ -104,9 +90,13 @@ class Translator:
         """Totals since the last ``engine.take_stats()``."""
         return self.engine.stats
 
-    def under(self, settings: Settings) -> "Translator":
-        """This translator with a call's settings."""
-        return self if settings is self.settings or settings == self.settings else self.through(self.engine.under(settings))
+    def under(self, settings: Settings, host: Host | None = None) -> "Translator":
+        """This translator with a call's settings, and perhaps another host for its requests."""
+        if host is None and settings == self.settings:
+            return self
+        other = copy(self)
+        other._use(self.engine.under(settings, host))
+        return other
 
     @overload
     def translate(self, sentences: Iterable[str], **options: Unpack[TranslateOptions]) -> list[Translation]: ...
@@ -136,56 +126,10 @@ class Translator:
 
     def _translate(self, sentences: list[str], options: CallOptions) -> list[Translation]:
         """All outputs in one list."""
-        count = len(sentences)
-        protected = values_of("protected", options.protected, count, "lists of protected spans")
-        if options.protect is not None or protected is not None or options.glossary is not None:
-            rest = {name: value for name, value in vars(options).items() if name not in ("protect", "protected", "glossary")}
-            if options.glossary is not None and options.protect is None and protected is None:
-                return translate_terms(self, sentences, options.glossary, rest)
-            rest["glossary"] = options.glossary
-            return translate_protected(self, sentences, options.protect, protected or [None] * count, rest)
         began, busy = time.perf_counter(), sum(self.stats.seconds.values())
-        languages = list(zip(*(self._each(each, count) for each in (options.source_lang, options.target_lang))))
-        results = (self._lines if self.settings.windows is None else self._documents)(sentences, languages, options)
-        if not options.tokenized:
-            results = self.counted(sentences, results, [target for _, target in languages])
-        if drawn := self.settings.mbr:
-            groups = [results[start : start + drawn] for start in range(0, len(results), drawn)]
-            results = [group[most_agreed([result.text for result in group], self.engine.give_way)] for group in groups]
+        results = rewritten(self, sentences, options)
         self.stats.seconds["text"] += time.perf_counter() - began - (sum(self.stats.seconds.values()) - busy)
         return results
-
-    def _lines(self, sentences: list[str], languages: Sequence[Pairing], options: CallOptions) -> list[Translation]:
-        """The outputs of whole lines."""
-        count, tokenized = len(sentences), options.tokenized
-        hints, beginnings = values_of("hints", options.hints, count), values_of("beginnings", options.beginnings, count)
-        targets = [target for _, target in languages]
-        pairs = enumerate(zip(sentences, languages))
-        sources = [self.source(index, line, tokenized, options.too_long, *each) for index, (line, each) in pairs]
-        if beginnings is not None:
-            begun = zip(sources, self.encode_target(texts_of(beginnings, "beginnings"), tokenized, targets))
-            sources = [replace(source, forced=[*source.forced, *tokens]) for source, tokens in begun]
-        hinted = self.encode_target(texts_of(hints, "hints"), tokenized, targets) if hints else [[]] * count
-        found = self._decode(sources, hinted, options)
-        finish = partial(self.finish, keep_bpe=tokenized and not options.remove_bpe, keep_tokens=tokenized)
-        keys = [(n, sample) for n in range(count) for sample in range(self.settings.drawn)]
-        results = [finish(sources[n], found.get((n, sample)), sample) for n, sample in keys]
-        if options.alignments or options.word_scores:
-            outputs = [(sentences[n], sources[n], found[n, sample]) if (n, sample) in found else None for n, sample in keys]
-            asked = [languages[n] for n, _ in keys]
-            results = annotated(self, results, outputs, asked, options.alignments, options.word_scores, tokenized)
-        return results
-
-    def _documents(self, sentences: list[str], languages: Sequence[Pairing], options: CallOptions) -> list[Translation]:
-        """The outputs of documents, which are decoded in windows."""
-        whole = "beginnings", "hints", "max_length", "alignments", "word_scores"
-        if any(getattr(options, name) not in (None, False) for name in whole):
-            raise ValueError("beginnings, hints, max_length, alignments and word_scores are for whole lines, not for windows")
-        rows, most = self._batch_size(options), options.max_tokens
-        return translate_documents(self, sentences, languages, rows, options.tokenized, options.remove_bpe, most, options.first)
-
-    def _batch_size(self, options: CallOptions) -> int | None:
-        return options.batch_size if isinstance(options.batch_size, int | None) else self.settings.usual_batch_size
 
     def __call__(
         self,
@@ -203,39 +147,6 @@ class Translator:
         records = [[{"translation_text": one.text} for one in (each if isinstance(each, list) else [each])] for each in found]
         listed = isinstance(found[0], list) and not isinstance(text, str) if found else False
         return records if listed else [*chain(*records)]
-
-    def counted(
-        self, sentences: Sequence[str], results: Sequence[Translation], languages: Sequence[str | None]
-    ) -> list[Translation]:
-        """The results, one or several for each sentence, with the numbers that they lack."""
-        each, usual, found = len(results) // max(1, len(sentences)), self.pair.config.target_lang, list[Translation]()
-        for n, result in enumerate(results):
-            lang = languages[n // each] or usual
-            missing = [] if result.shortened else missing_numbers(sentences[n // each], result.text, two_letters(lang))
-            found.append(replace(result, missing_numbers=missing) if missing or result.missing_numbers else result)
-        return found
-
-    @staticmethod
-    def _each(value: Languages, count: int) -> Sequence[str | None]:
-        """The language of each sentence."""
-        known: Sequence[str | None] = [value] * count if isinstance(value, str | None) else value
-        values_of("source_lang and target_lang", known, count, "languages")
-        return known
-
-    def _decode(self, sources: list[Source], hints: list[list[int]], options: CallOptions) -> dict[tuple[int, int], Hypothesis]:
-        """The outputs by source and sample; none for a source that is empty or skipped."""
-        engine = self.engine
-        limit = {}
-        if options.max_length is not None:
-            limit["limit"] = min(max(1, options.max_length - 1 - engine.rules.ends), engine.max_target)
-        seeds = [engine.seeds(options.first + index) for index in range(len(sources))]
-        requests = [
-            engine.request(index, source.tokens, forced=source.forced, seeds=seeds[index], hint=hint, **limit)
-            for index, (source, hint) in enumerate(zip(sources, hints))
-            if source.text
-        ]
-        found = engine.decode(requests, self._batch_size(options), options.max_tokens)
-        return {(each.index, each.output): each for each in found}
 
     @overload
     def stream(
@@ -323,7 +234,7 @@ class Translator:
     def encode_target(self, sentences: Sequence[str], tokenized: bool = False, target_lang: Languages = None) -> list[list[int]]:
         """The token ids of translations without eos, as in `Request.hint`."""
         lines = texts_of(sentences, "sentences", "encode_target")
-        codec, pairs = self.codec, zip(lines, self._each(target_lang, len(lines)))
+        codec, pairs = self.codec, zip(lines, each_language(target_lang, len(lines)))
         return [codec.target.ids(line.split()) if tokenized else codec.encode_target(line, lang) for line, lang in pairs]
 
     def source(
@@ -360,10 +271,6 @@ class Translator:
             raise SourceTooLong(index, count, limit)
         return Source([], [], True)
 
-    def tokens_of(self, line: str, tokenized: bool, source_lang: str | None, target_lang: str | None) -> list[int]:
-        """The token ids of a source without special tokens at its ends; with ``tokenized``, its subwords are given."""
-        return self.codec.source.ids(line.split()) if tokenized else self.codec.encode(line, source_lang, target_lang).text
-
     def finish(
         self, source: Source, hypothesis: Hypothesis | None, sample: int, keep_bpe: bool, keep_tokens: bool
     ) -> Translation:
@@ -386,3 +293,12 @@ class Translator:
             name,
             hypothesis.score,
         )
+
+
+def engine_of(pair: Pair, settings: Settings, drafter: Drafter | None = None) -> Engine:
+    """The engine for a strategy: ours, or fairseq's generator."""
+    if settings.strategy != "fairseq":
+        return Engine(pair, settings, drafter)
+    from specdec_plugins.fairseq_engine import FairseqEngine
+
+    return FairseqEngine(pair, settings)

@@ -4,8 +4,9 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from specdec_plugins.interfaces import Translates
 from specdec_plugins.text.alignment import words_of
 from specdec_plugins.text.languages import two_letters
 from specdec_plugins.text.patterns import pattern
@@ -14,9 +15,6 @@ from specdec_plugins.text.protected import Protected
 from specdec_plugins.text.sentences import outlined, sentence_spans
 from specdec_plugins.text.words import Span
 from specdec_plugins.translations import SourceTooLong, Translation
-
-if TYPE_CHECKING:
-    from specdec_plugins.translator import Translator
 
 LONGEST = 150  # words of a sentence; a longer one is split at a clause, where the model reads so many
 WRAPPED = 50  # characters of a line that may have been wrapped within a sentence
@@ -37,15 +35,15 @@ class Part:
 
 
 def translate_units(
-    translator: "Translator", units: Sequence[Unit], placeholders: bool = True, **choices: Any
+    translator: Translates, units: Sequence[Unit], placeholders: bool = True, **choices: Any
 ) -> list[Placed | None]:
     """Translate units; None where a sentence was too long and skipped. Raises SourceTooLong with the unit's index.
 
     ``placeholders``: protect what `PLACEHOLDERS` matches, except in units that are whole.
     """
-    lang = choices.get("source_lang") or translator.pair.config.source_lang
+    lang = choices.get("source_lang") or translator.engine.pair.config.source_lang
     language, most = two_letters(lang) or lang, min(LONGEST, translator.max_source // 3)
-    settings = translator.settings
+    settings = translator.engine.settings
     windows = settings.windows is not None
     if windows and not all(unit.whole for unit in units):
         raise ValueError("windows are for lines of plain text, not for marked-up text or files of other formats")
@@ -80,7 +78,7 @@ def translate_units(
 
 
 def translate_first_units(
-    translator: "Translator", units: Sequence[Unit], **choices: Any
+    translator: Translates, units: Sequence[Unit], **choices: Any
 ) -> tuple[list[Placed | None], SourceTooLong | None]:
     """The translations of the units up to the first that is too long, and the error for that."""
     try:

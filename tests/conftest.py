@@ -230,6 +230,7 @@ def toy_data(tmp_path_factory) -> Path:
 def make_toy_data(folder: Path) -> None:
     """With fairseq-preprocess in a fork of this process, which imports fairseq for other tests anyway."""
     from specdec_plugins.commands import prepare
+    from specdec_plugins.commands.preparation import steps
 
     def preprocess(command, cwd, stdout, **_):
         result = run_forked(_run_fairseq, command[2].removeprefix("fairseq_cli."), command[3:], folder=cwd)
@@ -241,7 +242,7 @@ def make_toy_data(folder: Path) -> None:
     prefixes = [item for split in ("train", "valid", "test") for item in (f"--{split}", text / split)]
     options = ["--source-lang", "xa", "--target-lang", "xb", *prefixes, "--bpe-operations", 200, "--max-ratio", 0, "--workers", 1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare.subprocess, "run", preprocess)
+        patch.setattr(steps.subprocess, "run", preprocess)
         assert prepare.main([*map(str, options), "--output", str(folder / "data")]) == 0
 
 
@@ -262,8 +263,12 @@ def parts(toy_data, tmp_path_factory) -> dict:
     for name, tensor in verifier.encoder.state_dict().items():  # a drafter that kept the verifier's encoder
         drafter.encoder.state_dict()[name].copy_(tensor)
     checkpoint.save({"model": drafter.state_dict(), "args": type(args)(**block), "cfg": None}, folder / "drafter.pt")
-    return {"--verifier": folder / "verifier.pt", "--drafter": folder / "drafter.pt", "--data": toy_data / "bin",
-            "--codes": toy_data / "codes"}  # fmt: skip
+    return {
+        "--verifier": folder / "verifier.pt",
+        "--drafter": folder / "drafter.pt",
+        "--data": toy_data / "bin",
+        "--codes": toy_data / "codes",
+    }
 
 
 @pytest.fixture(scope="session")

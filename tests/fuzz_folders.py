@@ -223,14 +223,19 @@ def build_t5(folder: Path) -> None:
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
     contents = {
-        "config": config, "generation_config": generation,
+        "config": config,
+        "generation_config": generation,
         "tokenizer_config": {"tokenizer_class": "T5Tokenizer", "extra_ids": 1, "model_max_length": 30},
         "tokenizer": {
-            "version": "1.0", "normalizer": None, "pre_tokenizer": metaspace, "decoder": metaspace, "post_processor": None,
+            "version": "1.0",
+            "normalizer": None,
+            "pre_tokenizer": metaspace,
+            "decoder": metaspace,
+            "post_processor": None,
             "added_tokens": [{"id": pieces.index(name), "content": name, **flags} for name in (*special, "<extra_id_0>")],
             "model": {"type": "Unigram", "unk_id": 2, "vocab": [[piece, -float(n)] for n, piece in enumerate(pieces)]},
         },
-    }  # fmt: skip
+    }
     for name, content in contents.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
 
@@ -241,8 +246,9 @@ NUMBERS = (0, 1, -1, 2, 3, 4, SIZE - 1, SIZE, SIZE + 1, 31, 33, 1 << 20, 1 << 31
            10**400, 0.5, 1e308, -1e308, 1e-310, math.nan, math.inf, -math.inf)  # fmt: skip
 VALUES = (*NUMBERS, "", "x", "../x", "x" * 5000, "\0", "\ud800", "w1", "zz", None, True, False, [], {}, [0], [-1], [SIZE], ["x"],
           {"x": 1})  # fmt: skip
-DTYPES = (torch.int8, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float64, torch.bool,
-          torch.complex64, torch.float8_e4m3fn, torch.uint16)  # fmt: skip
+DTYPES = [
+    getattr(torch, name) for name in "int8 uint8 int32 int64 float16 bfloat16 float64 bool complex64 float8_e4m3fn uint16".split()
+]
 
 
 def places_in(value, path=()):

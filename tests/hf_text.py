@@ -276,9 +276,7 @@ def bart(folder: Path, files: bool = False, **settings) -> dict:
     return config
 
 
-def t5(
-    folder: Path, table: bool = True, model_only: bool = False, madlad: bool = False, unknown: int = 0, **settings
-) -> dict:  # fmt: skip
+def t5(folder: Path, table: bool = True, model_only: bool = False, madlad: bool = False, unknown: int = 0, **settings) -> dict:
     """As T5's folders, with ``madlad`` as MADLAD's: other special tokens, languages among the pieces, and an ``unknown`` token.
     With ``model_only``, the folder has the SentencePiece model, which has two tokens of its users."""
     from transformers import T5Tokenizer
@@ -319,8 +317,11 @@ def umt5(folder: Path) -> dict:
     collapse = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "\u2581"}
     strip = {"type": "Strip", "strip_left": False, "strip_right": True}
     metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
-    content |= {"normalizer": {"type": "Sequence", "normalizers": [table, strip, collapse]}, "pre_tokenizer": metaspace,
-                "decoder": metaspace}  # fmt: skip
+    content |= {
+        "normalizer": {"type": "Sequence", "normalizers": [table, strip, collapse]},
+        "pre_tokenizer": metaspace,
+        "decoder": metaspace,
+    }
     write(folder, tokenizer=content)
     config = {**json.loads((folder / "config.json").read_text()), "model_type": "umt5"}
     write(folder, config=config)
@@ -336,8 +337,10 @@ def byt5(folder: Path, old: bool = False) -> dict:
     config = save(folder, tokenizer, "t5", vocab_size=384, pad_token_id=0, decoder_start_token_id=0)
     if old:
         token = {"lstrip": False, "normalized": True, "rstrip": False, "single_word": False}
-        named = {f"{name}_token": {"content": content, **token} for name, content in
-                 (("eos", "</s>"), ("pad", "<pad>"), ("unk", "<unk>"))}  # fmt: skip
+        named = {
+            f"{name}_token": {"content": content, **token}
+            for name, content in (("eos", "</s>"), ("pad", "<pad>"), ("unk", "<unk>"))
+        }
         extra = [f"<extra_id_{number}>" for number in range(125)]
         for path in folder.glob("*token*.json"):
             path.unlink()

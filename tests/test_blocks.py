@@ -123,8 +123,10 @@ def test_distances_beyond_the_last_bucket(variant):  # noqa: F811
     side, rng = side_with("T5's buckets", altered(SIDE, max_positions=400)), random.Random(1)
     model = random_model(ModelSpec(side, side, Output(bias=True)), SIZE, SIZE)
     pair = [rng.choices(range(4, SIZE), k=length) for length in (190, 170)]
-    engines = (kernels.load(*checked(model, None), "float32", 2)[0],
-               TorchModel(load_pair(model, None, dtype=torch.float64)[0]))  # fmt: skip
+    engines = (
+        kernels.load(*checked(model, None), "float32", 2)[0],
+        TorchModel(load_pair(model, None, dtype=torch.float64)[0]),
+    )
     found, wanted = (read_twice(engine, [pair], model.spec.symbols.start)[0] for engine in engines)
     torch.testing.assert_close(found.double(), wanted, rtol=3e-4, atol=3e-4)
 

@@ -102,8 +102,9 @@ def test_code_in_documentation_survives():
 
 def test_the_benchmark_of_drafters_runs(tmp_path, monkeypatch, capsys):
     """All that need no training, on the demo's first lines, two at a time; a model's own by the name of its folder."""
-    options = ["--model", FOLDER, "--input", ROOT / "data/demo.txt", "--reference", ROOT / "data/demo.txt", "--sentences", 3,
-               "--rounds", 1, "--batch-sizes", 2, "--block-sizes", 3, "auto", "--output", tmp_path / "rows.jsonl"]  # fmt: skip
+    options = ["--model", FOLDER, "--output", tmp_path / "rows.jsonl"]
+    options += ["--input", ROOT / "data/demo.txt", "--reference", ROOT / "data/demo.txt"]
+    options += "--sentences 3 --rounds 1 --batch-sizes 2 --block-sizes 3 auto".split()
     monkeypatch.setattr(sys, "argv", ["drafters.py", *map(str, options)])
     runpy.run_path(str(ROOT / "benchmarks/drafters.py"), run_name="__main__")
     rows = json.loads((tmp_path / "rows.jsonl").read_text())["rows"]

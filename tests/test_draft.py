@@ -102,9 +102,13 @@ def test_the_folder_says_what_was_trained_on_what(folder, made):
 
 
 @pytest.mark.parametrize(
-    "recipe, more", [*((name, []) for name in presets.RECIPES if name != "published" and name != "glide"),
-                     ("glide", ["layers=1", "length=5"]), ("one_file_drafter:Bigram", ["width=8"])],
-)  # fmt: skip
+    "recipe, more",
+    [
+        *((name, []) for name in presets.RECIPES if name != "published" and name != "glide"),
+        ("glide", ["layers=1", "length=5"]),
+        ("one_file_drafter:Bigram", ["width=8"]),
+    ],
+)
 def test_every_recipe(folder, text, tmp_path, monkeypatch, recipe, more):
     monkeypatch.setattr(costs, "ROUNDS", 1)
     options = ["--recipe", recipe, "--updates", "2", *(["--drafter-options", *more] if more else [])]
@@ -149,8 +153,10 @@ def test_a_hugging_face_folder_with_languages(text, tmp_path, capsys, monkeypatc
     pair = load_folder(tmp_path / "out")
     assert (tmp_path / "out/model.json").exists() and pair.drafter.code == "glide"
     languages, lines = {"source_lang": "fr", "target_lang": "en"}, sentences(9)
-    plain, drafts = (Translator.from_pretrained(each, strategy=how).translate(lines, **languages)
-                     for each, how in ((folder, "ar"), (tmp_path / "out", "specdec")))  # fmt: skip
+    plain, drafts = (
+        Translator.from_pretrained(each, strategy=how).translate(lines, **languages)
+        for each, how in ((folder, "ar"), (tmp_path / "out", "specdec"))
+    )
     assert [each.tokens for each in plain] == [each.tokens for each in drafts]
     lines = (tmp_path / "out/training/pairs.jsonl").read_text().splitlines()
     first = next(pair for pair in map(json.loads, lines) if pair)

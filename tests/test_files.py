@@ -35,9 +35,11 @@ TOLD = Options(columns=["1", "3"])
 class Fake:
     """A translator of sentences by a function."""
 
-    pair = SimpleNamespace(config=SimpleNamespace(source_lang="en"))
-    settings = SimpleNamespace(windows=None, strategy="fairseq")
-    engine = SimpleNamespace(give_way=lambda: None)
+    engine = SimpleNamespace(
+        pair=SimpleNamespace(config=SimpleNamespace(source_lang="en")),
+        settings=SimpleNamespace(windows=None, strategy="fairseq"),
+        give_way=lambda: None,
+    )
     max_source = 1000
 
     def __init__(self, function):

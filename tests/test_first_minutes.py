@@ -148,7 +148,7 @@ compiled.library = lambda name=None, library=compiled.library: None if name == "
 compiled.FOLDER = compiled.Path("none")
 found = []
 for command, arguments in json.load(sys.stdin):
-    module = importlib.import_module(f"specdec_plugins.{'training' if command == 'initialise' else 'commands'}.{command}")
+    module = importlib.import_module(f"specdec_plugins.commands.{command}")
     sys.meta_path.insert(0, Refuse())
     with contextlib.redirect_stderr(io.StringIO()) as err:
         status = module.main(arguments)

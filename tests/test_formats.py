@@ -22,7 +22,6 @@ from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.compiled import library
 from specdec_plugins.decoding.loading import UnsupportedModel
-from specdec_plugins.decoding.options import Beam
 from specdec_plugins.decoding.requests import Source
 from specdec_plugins.formats import fairseq
 from specdec_plugins.formats.checkpoint import CheckpointError
@@ -310,14 +309,14 @@ ROUND_TRIPS = {
 @pytest.mark.parametrize("case", ROUND_TRIPS)
 def test_back_to_fairseq(case):
     """fairseq's own generator takes it, and reading it again gives the same model."""
-    from specdec_plugins.measure.fairseq_generator import FairseqGenerator
+    from specdec_plugins.fairseq_engine import FairseqGenerator
 
     model, args = make_verifier(words=WORDS, **ROUND_TRIPS[case])
     first = fairseq.read(state_of(model, args), "x")
     again = fairseq.read(fairseq.checkpoint_of(first), "x")
     assert again.spec == first.spec and again.tensors.keys() == first.tensors.keys()
     assert all(np.array_equal(again.tensors[name], tensor) for name, tensor in first.tensors.items())
-    generator = FairseqGenerator(first, Beam(1), torch.device("cpu"), torch.float32)
+    generator = FairseqGenerator(first, "cpu", torch.float32)
     source, target = torch.tensor([[5, 9, 4, 2]]), torch.tensor([[2, 7, 8]])
     with torch.no_grad():
         expected, found = (each(source, torch.tensor([4]), target)[0] for each in (model, generator.model))

@@ -40,14 +40,25 @@ KINDS = {
     "mbart50-model": (hf_text.mbart, {"fifty": True, "model_only": True}),
     "pegasus-model": (hf_text.pegasus, {"model_only": True}),
     "bart-files": (hf_text.bart, {"files": True, "add_prefix_space": True}),
-    "t5": (hf_text.t5, {}), "t5-plain": (hf_text.t5, {"table": False, "clean_up_tokenization_spaces": True}),
-    "t5-model": (hf_text.t5, {"model_only": True}), "mt5-model": (hf_text.t5, {"model_only": True, "extra_ids": 0}),
-    "madlad": (hf_text.t5, {"madlad": True}), "umt5": (hf_text.umt5, {}),
-    "gemma": (hf_text.gemma, {}), "byt5": (hf_text.byt5, {}), "byt5-old": (hf_text.byt5, {"old": True}),
-}  # fmt: skip
-LANGUAGES = {"m2m100": ("fr", "de"), "mbart": ("fr_XX", "de_DE"), "mbart50": ("fr_XX", "pl_PL"), "nllb": ("fra_Latn", "deu_Latn"),
-             "nllb-legacy": ("zho_Hans", "deu_Latn"), "mbart-model": ("fr_XX", "de_DE"),
-             "mbart50-model": ("fr_XX", "pl_PL")}  # fmt: skip
+    "t5": (hf_text.t5, {}),
+    "t5-plain": (hf_text.t5, {"table": False, "clean_up_tokenization_spaces": True}),
+    "t5-model": (hf_text.t5, {"model_only": True}),
+    "mt5-model": (hf_text.t5, {"model_only": True, "extra_ids": 0}),
+    "madlad": (hf_text.t5, {"madlad": True}),
+    "umt5": (hf_text.umt5, {}),
+    "gemma": (hf_text.gemma, {}),
+    "byt5": (hf_text.byt5, {}),
+    "byt5-old": (hf_text.byt5, {"old": True}),
+}
+LANGUAGES = {
+    "m2m100": ("fr", "de"),
+    "mbart": ("fr_XX", "de_DE"),
+    "mbart50": ("fr_XX", "pl_PL"),
+    "nllb": ("fra_Latn", "deu_Latn"),
+    "nllb-legacy": ("zho_Hans", "deu_Latn"),
+    "mbart-model": ("fr_XX", "de_DE"),
+    "mbart50-model": ("fr_XX", "pl_PL"),
+}
 ASKED = LANGUAGES | {"madlad": (None, "de")}
 
 
@@ -82,8 +93,12 @@ def differing(codec, tokenizer, lines, languages):
     """Lines with other ids. Version 5 takes 2 for T5's unknown token, which in MADLAD is 0, and 2 is </s>."""
     prefix, known = codec.prefix(*languages), codec.options.unknown
     pairs = ((line, codec.encode(line, *languages).ids, tokenizer(prefix + line)["input_ids"]) for line in lines if line)
-    return [line for line, ours, theirs in pairs if len(ours) != len(theirs) or not
-            all(one == other or (one, other, prefix) == (known, 2, "<2de> ") for one, other in zip(ours, theirs))]  # fmt: skip
+    return [
+        line
+        for line, ours, theirs in pairs
+        if len(ours) != len(theirs)
+        or not all(one == other or (one, other, prefix) == (known, 2, "<2de> ") for one, other in zip(ours, theirs))
+    ]
 
 
 @pytest.mark.parametrize("count", [500, pytest.param(4_000, marks=pytest.mark.long)])
@@ -224,12 +239,19 @@ def test_languages_by_prefix(folders, tmp_path):
     assert languages_of(codec, codec.config) == (["und"], ["de", "en", "fr", "iw", "ndc_ZW", "zh", "zh_Latn"])
 
     folder, config, plain, tokenizer = folders("t5")
-    tasks = {f"translation_{source}_to_{target}": {"prefix": f"translate {source.upper()} to {target}: "}
-             for source, target in (("en", "de"), ("en", "fr"), ("ro", "fr"))}  # fmt: skip
+    tasks = {
+        f"translation_{source}_to_{target}": {"prefix": f"translate {source.upper()} to {target}: "}
+        for source, target in (("en", "de"), ("en", "fr"), ("ro", "fr"))
+    }
     codec = open_folder(folder, {**config, "task_specific_params": {**tasks, "summarization": {"prefix": "s: "}, "x": 1}})
     german = "translate EN to de: "
-    for asked, prefix in {(None, None): "", ("en", "de"): german, (None, "deu"): german, ("ron", "fr"): "translate RO to fr: ",
-                          ("eng_Latn", "fra"): "translate EN to fr: "}.items():  # fmt: skip
+    for asked, prefix in {
+        (None, None): "",
+        ("en", "de"): german,
+        (None, "deu"): german,
+        ("ron", "fr"): "translate RO to fr: ",
+        ("eng_Latn", "fra"): "translate EN to fr: ",
+    }.items():
         assert codec.encode(" The dog", *asked).ids == tokenizer(f"{prefix} The dog")["input_ids"]
         assert codec.encode("The dog", *asked).text == plain.encode("The dog").text
     with pytest.raises(ValueError, match="the languages that the model translates into de are en; 'fr' is none of them"):

@@ -71,8 +71,12 @@ def run(name, environment, status=0, fresh=False, **more):
         code = f"from specdec_plugins.commands import translate; raise SystemExit(translate.main({arguments}))"
     environment = {**environment, **more}
     if fresh:
-        result = run_python("-c", f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); {code}",
-                            check=False, **environment)  # fmt: skip
+        result = run_python(
+            "-c",
+            f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); {code}",
+            check=False,
+            **environment,
+        )
         assert result.stdout.endswith("False\n")
         result.stdout = result.stdout.removesuffix("False\n")
     else:

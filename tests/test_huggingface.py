@@ -56,19 +56,39 @@ SMALL = {
 MARIAN = {**SMALL, "pad_token_id": SIZE - 1, "decoder_start_token_id": SIZE - 1, "eos_token_id": 0, "forced_eos_token_id": 0}
 PEGASUS = {**SMALL, "pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1, "forced_eos_token_id": 1}
 T5 = {
-    "vocab_size": SIZE, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0,
+    "vocab_size": SIZE,
+    "d_model": 32,
+    "d_kv": 16,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
     "initializer_factor": 0.5,
-}  # fmt: skip
+}
 OPUS = {"bad_words_ids": [[SIZE - 1]], "renormalize_logits": True, "num_beams": 4}
 GEMMA_SIDE = {
-    "vocab_size": SIZE, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 9, "max_position_embeddings": 200,
-    "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0, "sliding_window": 190,
-}  # fmt: skip
+    "vocab_size": SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 9,
+    "max_position_embeddings": 200,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 5.0,
+    "sliding_window": 190,
+}
 OTHER_SIDE = {
-    **GEMMA_SIDE, "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True, "head_dim": 32,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 300.0}, "hidden_activation": "silu",
-}  # fmt: skip
+    **GEMMA_SIDE,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "attention_bias": True,
+    "head_dim": 32,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+    "hidden_activation": "silu",
+}
 GEMMA = {"vocab_size": SIZE, "encoder": GEMMA_SIDE, "decoder": GEMMA_SIDE}
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "untied": True}  # as T5 1.1 is published
 CASES = {  # class, changes of its config, generation config
@@ -109,17 +129,23 @@ CASES = {  # class, changes of its config, generation config
     "t5": ("T5", {}, {"num_beams": 4, "length_penalty": 0.6, "early_stopping": True, "no_repeat_ngram_size": 3}),
     "t5 1.1": ("T5", {**GATED, "d_kv": 8, "num_layers": 3, "num_decoder_layers": 1}, {"suppress_tokens": [7]}),
     "t5 1.1, tied": ("T5", {"tie_word_embeddings": False, "feed_forward_proj": "gated-silu"}, {"forced_bos_token_id": 9}),
-    "t5, scaled, untied": ("T5", {"feed_forward_proj": "gelu", "untied": True, "relative_attention_num_buckets": 8,
-                                  "relative_attention_max_distance": 20}, {"min_length": 4}),
+    "t5, scaled, untied": (
+        "T5",
+        {"feed_forward_proj": "gelu", "untied": True, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20},
+        {"min_length": 4},
+    ),
     "madlad": ("T5", {**GATED, "pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 1}, {}),
     "mt5": ("MT5", GATED, {"num_beams": 3}),
     "mt5, tied": ("MT5", {"feed_forward_proj": "relu", "layer_norm_epsilon": 1e-3}, {"no_repeat_ngram_size": 2}),
     "umt5": ("UMT5", GATED, {"num_beams": 2, "length_penalty": 1.5}),
     "t5gemma": ("T5Gemma", {"decoder": {**GEMMA_SIDE, "num_hidden_layers": 3, "hidden_size": 64}}, {}),
-    "t5gemma, no caps, untied": ("T5Gemma", {"tie_word_embeddings": False, "encoder": OTHER_SIDE, "decoder": OTHER_SIDE},
-                                 {"num_beams": 3}),
+    "t5gemma, no caps, untied": (
+        "T5Gemma",
+        {"tie_word_embeddings": False, "encoder": OTHER_SIDE, "decoder": OTHER_SIDE},
+        {"num_beams": 3},
+    ),
     "umt5, tied": ("UMT5", {"feed_forward_proj": "gated-relu", "num_heads": 3, "d_kv": 32}, {"begin_suppress_tokens": [1]}),
-}  # fmt: skip
+}
 QUICK = [name for name, (kind, *_) in CASES.items() if "T5" not in kind or name in ("t5 1.1", "umt5", "t5gemma")]
 BASES = {"Marian": MARIAN, "Pegasus": PEGASUS, "T5": T5, "MT5": T5, "UMT5": T5, "T5Gemma": GEMMA}
 NAMES = {"Marian": "MarianMTModel"}
@@ -347,7 +373,7 @@ PUBLISHED = {  # the tokenizer, the class, the start token, languages
     "madlad": (partial(hf_text.t5, madlad=True, unknown=2), "T5", "<unk>", (None, "deu")),
     "byt5": (hf_text.byt5, "T5", "<pad>", ()),
     "t5gemma": (hf_text.gemma, "T5Gemma", "<bos>", ()),
-}  # fmt: skip
+}
 TASKS = {  # as T5's config names them
     "summarization": {"prefix": "summarize: ", "num_beams": 4},
     "translation_en_to_de": {"prefix": "translate English to German: "},
@@ -641,7 +667,7 @@ HOSTILE_T5 = [
     (renamed("decoder.block.1.layer.0.SelfAttention.q.weight", BIAS.replace("block.0", "block.1")), "missing weights"),
     (renamed("shared.weight", "x"), "missing weights: encoder.embed_tokens.weight"),
     (ASKS(decoder_start_token_id=SIZE), f"start token {SIZE} is outside the vocabulary"),
-]  # fmt: skip
+]
 
 
 def within(side, **values):
@@ -673,7 +699,7 @@ HOSTILE_GEMMA = [
     (within("encoder", hidden_activation="quick_gelu"), "activation function 'quick_gelu'; available: relu, gelu"),
     (within("decoder", vocab_size=SIZE + 1), f"decoder.embed_tokens.weight has {SIZE} tokens, not the config's {SIZE + 1}"),
     (ASKS(eos_token_id=[1, 7]), "eos_token_id is [1, 7], not one token"),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -739,8 +765,9 @@ def test_settings_of_t5_are_read_as_transformers_reads_them(tmp_path, kind, give
     assert (spec.encoder.layers, spec.decoder.layers) == (theirs.num_layers, theirs.num_decoder_layers)
     relative = spec.encoder.attention.relative
     assert (relative.buckets, relative.distance) == (
-        theirs.relative_attention_num_buckets, theirs.relative_attention_max_distance
-    )  # fmt: skip
+        theirs.relative_attention_num_buckets,
+        theirs.relative_attention_max_distance,
+    )
     assert spec.encoder.norm.eps == theirs.layer_norm_epsilon
     assert (spec.symbols.pad, spec.symbols.eos, spec.symbols.start) == (theirs.pad_token_id, theirs.eos_token_id, 0)
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from conftest import make_batch, make_dictionary, make_verifier, run_python
 
+from specdec_plugins.commands import initialise
 from specdec_plugins.formats import checkpoint
 from specdec_plugins.models.block import BlockDrafterModel
-from specdec_plugins.training import initialise
 
 SOURCE = make_batch([7, 4, 5], left=True, seed=1)
 

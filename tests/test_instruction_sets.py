@@ -204,10 +204,15 @@ TESTS = {"demo.en-de": ("multi30k", "test2016.en"), "docs.en-fr": ("docs-en-fr",
 DRAWN = {"sampling": True, "temperature": 0.8}
 LOADED = {"ar": {"strategy": "ar"}, "specdec": {}, "tree": {"draft_with": "recycling", "tree": 12}}
 WAYS = {  # how a pair is loaded, and the options of a call
-    "ar": ("ar", {}), "specdec": ("specdec", {}), "beam": ("ar", {"beam": 4, "lenpen": 0.6}),
-    "beam, drafts": ("specdec", {"beam": 4, "lenpen": 1.4}), "tree": ("tree", {}), "coupled": ("specdec", DRAWN),
-    "rejection": ("specdec", {**DRAWN, "rule": "rejection"}), "tolerant": ("specdec", {"beta": 3, "tau": 1.0}),
-}  # fmt: skip
+    "ar": ("ar", {}),
+    "specdec": ("specdec", {}),
+    "beam": ("ar", {"beam": 4, "lenpen": 0.6}),
+    "beam, drafts": ("specdec", {"beam": 4, "lenpen": 1.4}),
+    "tree": ("tree", {}),
+    "coupled": ("specdec", DRAWN),
+    "rejection": ("specdec", {**DRAWN, "rule": "rejection"}),
+    "tolerant": ("specdec", {"beta": 3, "tau": 1.0}),
+}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", pytest.param("bfloat16", marks=pytest.mark.long)])

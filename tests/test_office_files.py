@@ -282,6 +282,42 @@ def test_files_keep_their_structure(form):
                 assert new == wanted, (seed, name)
 
 
+def with_characters(draw, text):
+    at = draw.randrange(len(text) + 1)
+    pieces = [
+        *'< > </w:r> <w:r> <w:t> & &amp; "'.split(),
+        "<!-- x -->",
+        "é",
+        "<text:span>",
+        "</text:p>",
+        " ",
+        "<text:s/>",
+    ]
+    return text[:at] + draw.choice(pieces) + text[at + draw.randint(0, 2) :]
+
+
+def with_tree(draw, text):
+    try:
+        root = etree.fromstring(text.encode())
+    except etree.XMLSyntaxError:
+        return text
+    for _ in range(draw.randint(1, 3)):
+        inner = [each for each in root.iter() if each.getparent() is not None]
+        if not inner:
+            break
+        one, other = draw.choice(inner), draw.choice(inner)
+        match draw.randrange(4):
+            case 0:
+                one.getparent().remove(one)
+            case 1:
+                one.addnext(etree.fromstring(etree.tostring(one, with_tail=False)))
+            case 2 if one not in other.iterancestors() and one is not other:
+                other.addnext(one)
+            case 3:
+                one.tail = (one.tail or "") + draw.choice([" loose text ", "\n", "x"])
+    return etree.tostring(root, encoding="UTF-8", xml_declaration=True).decode()
+
+
 def mutated(draw, data, form):
     """A file with a change in the XML of a part, in its tree or its characters, or in the bytes of the zip."""
     kind = draw.random()
@@ -292,45 +328,11 @@ def mutated(draw, data, form):
         )
     chosen = draw.choice([*texts_of(form, data)] * 4 + [*members(data)])
 
-    def characters(text):
-        at = draw.randrange(len(text) + 1)
-        pieces = [
-            *'< > </w:r> <w:r> <w:t> & &amp; "'.split(),
-            "<!-- x -->",
-            "é",
-            "<text:span>",
-            "</text:p>",
-            " ",
-            "<text:s/>",
-        ]
-        return text[:at] + draw.choice(pieces) + text[at + draw.randint(0, 2) :]
-
-    def tree(text):
-        try:
-            root = etree.fromstring(text.encode())
-        except etree.XMLSyntaxError:
-            return text
-        for _ in range(draw.randint(1, 3)):
-            inner = [each for each in root.iter() if each.getparent() is not None]
-            if not inner:
-                break
-            one, other = draw.choice(inner), draw.choice(inner)
-            match draw.randrange(4):
-                case 0:
-                    one.getparent().remove(one)
-                case 1:
-                    one.addnext(etree.fromstring(etree.tostring(one, with_tail=False)))
-                case 2 if one not in other.iterancestors() and one is not other:
-                    other.addnext(one)
-                case 3:
-                    one.tail = (one.tail or "") + draw.choice([" loose text ", "\n", "x"])
-        return etree.tostring(root, encoding="UTF-8", xml_declaration=True).decode()
-
     def changed(name, content):
         if name != chosen:
             return content
         try:
-            return (tree if kind < 0.8 else characters)(content.decode())
+            return (with_tree if kind < 0.8 else with_characters)(draw, content.decode())
         except UnicodeDecodeError:
             return None
 

@@ -25,6 +25,9 @@ import toy
 from conftest import ROOT
 
 from specdec_plugins.commands import prepare
+from specdec_plugins.commands.preparation import pairs as pairs_of_lines
+from specdec_plugins.commands.preparation import steps
+from specdec_plugins.commands.preparation.pairs import CHUNK, map_pairs
 from specdec_plugins.settings import MOST_THREADS
 from specdec_plugins.text.bpe import Bpe, remove_bpe
 from specdec_plugins.text.lines import read_lines
@@ -64,7 +67,7 @@ def fake_fairseq(monkeypatch):
             (destination / f"dict.{lang}.txt").write_text("le 3\n")
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr(prepare.subprocess, "run", run)
+    monkeypatch.setattr(steps.subprocess, "run", run)
     return calls
 
 
@@ -134,7 +137,7 @@ def test_romanian_cedillas_become_commas():
 
 def test_bpe_is_undone(tmp_path):
     codes = tmp_path / "codes"
-    prepare.learn_codes({"lower": 5, "lowest": 3, "@-@": 2}, 4, codes)
+    steps.learn_codes({"lower": 5, "lowest": 3, "@-@": 2}, 4, codes)
     subwords = Bpe(codes).apply("lowest @-@ lower x")
     assert "@@ " in subwords and remove_bpe(subwords) == "lowest @-@ lower x"
     assert remove_bpe("lo@@ w@@") == "low"
@@ -165,7 +168,7 @@ def test_layout_and_cleaning(tmp_path, fake_fairseq, capsys):
     assert fake_fairseq[0][fake_fairseq[0].index("--testpref") + 1] == "bpe/test,bpe/test1"
     told = json.loads((output / "prepare.json").read_text())
     assert told["lines"] == dict.fromkeys(["train", "valid", "test", "test1"], 5)
-    assert told["sha256"][f"{train}.en"] == prepare.file_digest(Path(f"{train}.en"))
+    assert told["sha256"][f"{train}.en"] == steps.file_digest(Path(f"{train}.en"))
 
 
 def test_parts_of_the_training_text_are_joined(tmp_path, corpus, fake_fairseq):
@@ -208,7 +211,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, corpus, fake_fairseq, 
     for victim in ("learn_codes", "write_pairs", "move", "write_json"):
         output = tmp_path / victim
         with monkeypatch.context() as patch:
-            patch.setattr(prepare, victim, die)
+            patch.setattr(steps, victim, die)
             assert run(output, *command) == 130
         assert "run the same command again to resume" in only_error(capsys)
         assert not (output / ".partial").exists()
@@ -230,7 +233,7 @@ def test_a_kill_between_two_files_is_noticed(tmp_path, corpus, fake_fairseq, mon
         os.replace(new, old)
 
     with monkeypatch.context() as patch:
-        patch.setattr(prepare, "move", move_once)
+        patch.setattr(steps, "move", move_once)
         assert run(output, *command, "--max-length", "40") == 130 and moves == ["train.en"]
     assert run(output, *command) == 0 and contents(output) == before  # not the mixture of the two
 
@@ -268,7 +271,7 @@ def test_splits_are_not_lost(tmp_path, corpus, fake_fairseq, capsys):
 
 
 def test_workers_do_not_change_the_result(tmp_path, corpus, fake_fairseq, monkeypatch):
-    monkeypatch.setattr(prepare, "CHUNK", 7)
+    monkeypatch.setattr(pairs_of_lines, "CHUNK", 7)
     for workers in ("1", "3"):
         assert run(tmp_path / workers, "--train", f"{corpus}/train", "--workers", workers) == 0
     assert contents(tmp_path / "1") == contents(tmp_path / "3")
@@ -559,7 +562,7 @@ def test_download(tmp_path, server, capsys):
     target.with_name("file.part").write_bytes(b"0123")
     corpora.download(f"{url}/ranged", target)
     assert target.read_bytes() == b"0123456789" and starts == [4]
-    assert f"{prepare.file_digest(target)}  file" in (target.parent / "SHA256SUMS").read_text()
+    assert f"{steps.file_digest(target)}  file" in (target.parent / "SHA256SUMS").read_text()
     target.rename(target.with_name("file.part"))
     corpora.download(f"{url}/ranged", target)  # killed before the renaming
     assert target.read_bytes() == b"0123456789" and starts == [4, 10, 0]
@@ -623,7 +626,7 @@ CODE = [
 @pytest.mark.parametrize("sentence", CODE)
 def test_text_with_code_in_it_comes_back_from_subwords(tmp_path, sentence):
     codes = tmp_path / "codes"
-    prepare.learn_codes(Counter({"option": 5, "￭.": 4, "￭_￭": 4, "@@": 9, "%￭": 2, "l'￭": 2, "￭@": 3, "￭()": 3}), 12, codes)
+    steps.learn_codes(Counter({"option": 5, "￭.": 4, "￭_￭": 4, "@@": 9, "%￭": 2, "l'￭": 2, "￭@": 3, "￭()": 3}), 12, codes)
     tokenizer = Reversible()
     tokens = tokenizer.tokenize(sentence)
     assert tokenizer.detokenize(tokens) == sentence
@@ -638,7 +641,7 @@ def test_text_with_code_in_it_comes_back_from_subwords(tmp_path, sentence):
 def test_every_token_can_be_written_in_the_symbols_of_a_dictionary(tmp_path):
     """A subword that the dictionary lacks is split, and a character that it lacks is spelled."""
     codes, tokenizer = tmp_path / "codes", Reversible()
-    prepare.learn_codes(Counter({"wooden": 9, "wood": 5, "food": 3}), 6, codes)
+    steps.learn_codes(Counter({"wooden": 9, "wood": 5, "food": 3}), 6, codes)
     spelling = {form for character in "％0123456789abcdef￭" for form in (character, f"{character}@@")}
     symbols = spelling | {"w@@", "o@@", "o", "d", "d@@", "e@@", "n", "wood@@", "@@@", "n@@"}
     assert Bpe(codes).apply("wood") not in symbols
@@ -741,13 +744,13 @@ def killed(line):
     return line
 
 
-@pytest.mark.parametrize("count", [0, 3, prepare.CHUNK, 3 * prepare.CHUNK + 1])
+@pytest.mark.parametrize("count", [0, 3, CHUNK, 3 * CHUNK + 1])
 def test_processes_give_pairs_in_order(count):
     pairs = [(f"a{number}", f"b{number}") for number in range(count)]
     expected = [(source.upper(), target.title()) for source, target in pairs]
-    assert list(prepare.map_pairs([str.upper, str.title], iter(pairs), 2)) == expected
+    assert list(map_pairs([str.upper, str.title], iter(pairs), 2)) == expected
 
 
 def test_a_process_that_is_killed_ends_the_command():
     with pytest.raises(ValueError, match="a worker process died"):
-        list(prepare.map_pairs([killed, killed], ((str(number), "") for number in range(1200)), 2))
+        list(map_pairs([killed, killed], ((str(number), "") for number in range(1200)), 2))

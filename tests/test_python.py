@@ -93,14 +93,24 @@ def compare(translator, lines, options):
 
 @pytest.mark.parametrize(
     ("name", "base", "asked"),
-    [(name, *each) for name in PAIRS for each in [
-        ({}, [*OPTIONS, *DRAFTED]), ({"block_size": 3, "dtype": "int8"}, [*OPTIONS[:2], *DRAFTED]),
-        ({"sampling": True, "rule": "rejection"}, [{"rule": "coupled"}, {"sampling": False, "rule": "coupled"}]),
-        ({"beta": 3, "tau": 1.0}, [{"beta": 1, "tau": None}])]]
-    + [(DEMO, {"strategy": "ar"}, OPTIONS), (DOCS, {"draft_with": "ngram"}, [OPTIONS[0], *DRAFTED]),
-       (DEMO, {"beam": 3, "nbest": 2}, [{"beam": 2}, {"beam": 1, "nbest": 1}]),
-       (DEMO, {"strategy": "fairseq"}, FAIRSEQ[:2]), (DOCS, {"strategy": "fairseq"}, FAIRSEQ[2:])],
-)  # fmt: skip
+    [
+        (name, *each)
+        for name in PAIRS
+        for each in [
+            ({}, [*OPTIONS, *DRAFTED]),
+            ({"block_size": 3, "dtype": "int8"}, [*OPTIONS[:2], *DRAFTED]),
+            ({"sampling": True, "rule": "rejection"}, [{"rule": "coupled"}, {"sampling": False, "rule": "coupled"}]),
+            ({"beta": 3, "tau": 1.0}, [{"beta": 1, "tau": None}]),
+        ]
+    ]
+    + [
+        (DEMO, {"strategy": "ar"}, OPTIONS),
+        (DOCS, {"draft_with": "ngram"}, [OPTIONS[0], *DRAFTED]),
+        (DEMO, {"beam": 3, "nbest": 2}, [{"beam": 2}, {"beam": 1, "nbest": 1}]),
+        (DEMO, {"strategy": "fairseq"}, FAIRSEQ[:2]),
+        (DOCS, {"strategy": "fairseq"}, FAIRSEQ[2:]),
+    ],
+)
 def test_options_of_a_call_equal_settings(name, base, asked):
     translator = load(PAIRS[name], **base)
     changes = [compare(translator, TEXTS[name][:3], options) for options in asked]

@@ -19,8 +19,9 @@ from specdec_plugins.decoding.compiled import library
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.serving import garbage
 from specdec_plugins.serving.calls import Call, Calls
-from specdec_plugins.serving.engine import Cancelled, EngineThread, Guest
+from specdec_plugins.serving.guest import Cancelled, Guest
 from specdec_plugins.serving.texts import translate_texts
+from specdec_plugins.serving.threads import EngineThread
 from specdec_plugins.serving.translator import Closed, QueueFull, settings_for
 from specdec_plugins.settings import OptionError, Settings
 

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.options import Beam
 from specdec_plugins.decoding.requests import Commit, Hypothesis, ModelLimits, Request
-from specdec_plugins.serving import engine
-from specdec_plugins.serving.engine import Cancelled, Guest, Line
+from specdec_plugins.serving import line as lines
+from specdec_plugins.serving.guest import Cancelled, Guest
+from specdec_plugins.serving.line import Line
 
 ROWS = 6  # of a line
 REFUSED = 9  # the token of a request that sessions refuse
@@ -24,11 +24,10 @@ ACTS = 3000  # of all, until a call that waits is said to wait for ever
 class Session:
     """``prefix`` is itself: what is in flight."""
 
-    def __init__(self, chance, faults):
+    def __init__(self, chance, faults, rows, stats):
         self.chance, self.faults = chance, faults
         self.waiting, self.flying, self.left = deque(), {}, {}
-        self.prefix, self.admission, self.controller = self, BoundedAdmission(ROWS), None
-        self.stats = SimpleNamespace(passes=0)
+        self.prefix, self.rows, self.stats = self, rows, stats
 
     def __len__(self):
         return self.reserved
@@ -52,7 +51,7 @@ class Session:
             raise RuntimeError("a role cannot forget")
 
     def step(self, times, partial):
-        while self.waiting and (not self.flying or self.reserved + self.waiting[0].rows <= self.admission.rows):
+        while self.waiting and (not self.flying or self.reserved + self.waiting[0].rows <= self.rows):
             request = self.waiting.popleft()
             self.flying[request.index], self.left[request.index] = request, [*range(request.outputs)]
         self.stats.passes += 1
@@ -106,14 +105,14 @@ class World:
     def load(self):
         """A model, in place of the present one."""
         limits = ModelLimits(10, 10, 10, 10)
-        settings = SimpleNamespace(adaptive=False)
-        model = SimpleNamespace(limits=limits, settings=settings, session=self.session, join=lambda running: None)
+        settings, roles = SimpleNamespace(adaptive=False), SimpleNamespace(controller=None)
+        model = SimpleNamespace(limits=limits, settings=settings, roles=roles, session=self.session, join=lambda running: None)
         self.lines.append(Line(model, ROWS, self.threads))
 
-    def session(self, rows):
+    def session(self, rows, usual_rows, controller, stats):
         if self.chance.random() < 5 * self.faults:
             raise MemoryError
-        return Session(self.chance, self.faults)
+        return Session(self.chance, self.faults, usual_rows, stats)
 
     def wait(self, bell):
         """Let others act until the bell rings."""
@@ -167,8 +166,8 @@ class World:
 
 @pytest.mark.parametrize("seeds", [range(150), pytest.param(range(150, 5000), marks=pytest.mark.long)])
 def test_every_call_ends_and_leaves_nothing(monkeypatch, seeds):
-    monkeypatch.setattr(engine, "SOONEST", 0.0)  # no session is waited for
-    monkeypatch.setattr(engine.log, "error", lambda *given, **how: None)
+    monkeypatch.setattr(lines, "SOONEST", 0.0)  # no session is waited for
+    monkeypatch.setattr(lines.log, "error", lambda *given, **how: None)
     for seed in seeds:
         world = World(seed)
         while world.calls:

@@ -19,6 +19,7 @@ from test_training import run_train_sh
 from test_trees import KERNELS
 
 from specdec_plugins.commands import pack, score, translate
+from specdec_plugins.commands.initialise import complete_checkpoint
 from specdec_plugins.decoding.backends.torch.constraints import repeat_table, repeated
 from specdec_plugins.decoding.constraints import Repeats
 from specdec_plugins.extras import install_command
@@ -28,7 +29,6 @@ from specdec_plugins.text import byte_level
 from specdec_plugins.text.byte_level import ALPHABET, ByteLevel
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.tokenizers import load_codes, load_tokenizer
-from specdec_plugins.training.initialise import complete_checkpoint
 from specdec_plugins.translator import Translator
 
 TEXT = [

@@ -21,7 +21,7 @@ import torch
 from conftest import ROOT, run_forked, run_python
 from support import long_but
 
-from specdec_plugins.commands import benchmark, pack, prepare, translate
+from specdec_plugins.commands import benchmark, initialise, pack, prepare, translate
 from specdec_plugins.commands.runner import REMOVED
 from specdec_plugins.commands.translation import answers
 from specdec_plugins.formats import checkpoint
@@ -29,7 +29,6 @@ from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.settings import MOST_THREADS, Settings
 from specdec_plugins.text.bpe import Bpe
 from specdec_plugins.text.vocabulary import Vocabulary
-from specdec_plugins.training import initialise
 from specdec_plugins.translator import SourceTooLong, Translator
 
 

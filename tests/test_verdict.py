@@ -154,7 +154,7 @@ RUNS = [
     (["--batch-size", 1], r"greedy; glide drafts (paid|did not pay|: ).*tokens per verifier pass .*"),
     (["--batch-size", 16], r"greedy; no glide drafts in \d+ passes: too few to try any"),
     pytest.param(["--batch-size", 1, "--workers", 2], r"greedy; glide drafts.* tokens per verifier .*", marks=pytest.mark.long),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("options", "line"), RUNS)

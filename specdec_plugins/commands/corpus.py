@@ -13,17 +13,11 @@ from specdec_plugins import __version__
 from specdec_plugins.commands import ready
 from specdec_plugins.commands.progress import Steps
 from specdec_plugins.commands.runner import Parser, out_of_range, run_command, say, whole
-from specdec_plugins.commands.translate import (
-    BUFFER_SIZE,
-    COMMON,
-    add_options,
-    decoding_faults,
-    model_name,
-    option_groups,
-    require,
-)
+from specdec_plugins.commands.translate import BUFFER_SIZE, model_name, require
 from specdec_plugins.commands.translation.answers import Answerer, Answers, identity, settings_of
+from specdec_plugins.commands.translation.faults import decoding_faults
 from specdec_plugins.commands.translation.inputs import Buffer
+from specdec_plugins.commands.translation.options import COMMON, add_options, option_groups
 from specdec_plugins.commands.translation.verdict import verdict
 from specdec_plugins.corpora import manifest
 from specdec_plugins.corpora.estimate import estimate

@@ -22,9 +22,14 @@ def parser() -> Parser:
     p.add_argument("--output", metavar="FOLDER", help="the folder to make")
     p.add_argument("--half", action="store_true", help="store weights in float16: half the size, slightly different numbers")
     p.add_argument("--prefix", metavar="TEXT", help="begins every source, such as 'summarize: '; the folder made keeps it")
-    p.add_argument("--check", nargs="?", const="", metavar="TEXT",
-                   help="compare with transformers, on this text or on a built-in one; with --output, the result is also written "
-                   "to certificate.json in it")  # fmt: skip
+    p.add_argument(
+        "--check",
+        nargs="?",
+        const="",
+        metavar="TEXT",
+        help="compare with transformers, on this text or on a built-in one; with --output, the result is also written "
+        "to certificate.json in it",
+    )
     p.add_argument("-s", "--source-lang", metavar="LANG", help="of the text to check (default: the model's)")
     p.add_argument("-t", "--target-lang", metavar="LANG", help="of its translation (default: the model's)")
     return p

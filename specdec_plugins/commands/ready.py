@@ -98,7 +98,7 @@ def drafter(name: str | None) -> None:
 
 
 def device(name: str) -> None:
-    """Raise ValueError for a device that is not known, and for a GPU where PyTorch is a build for CPUs; ImportError without PyTorch."""
+    """Raise ValueError for an unknown device, and for a GPU where PyTorch is a build for CPUs; ImportError without PyTorch."""
     if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
         raise ValueError(f"device {name}: use cpu, cuda or cuda:N")
     if name == "cpu":

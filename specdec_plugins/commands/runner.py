@@ -133,10 +133,7 @@ def run_command(
     ``check`` returns faults as (name, message). ``run`` may raise OptionError; ValueError, OSError or ImportError for bad input.
     When a run ends early, ``ending`` says what was written and ``resumption`` how to continue.
     """
-    if "_ARGCOMPLETE" in os.environ:  # the shell asks what may follow
-        with needed("completion", "completion"):
-            import argcomplete
-        argcomplete.autocomplete(parser)
+    _complete(parser)
     options = parser.parse_args(argv)
     if logging.lastResort:  # it writes warnings to stderr where nothing else is set up
         logging.lastResort.setFormatter(LogFormatter())
@@ -219,6 +216,14 @@ def print_sizes(sizes: Mapping[str, int], folder: str) -> None:
     """Print the size of each file of a new folder, and of the whole."""
     for name, size in [*sizes.items(), (folder, sum(sizes.values()))]:
         print(f"{size / 1e6:8.2f} MB  {printable(name)}")
+
+
+def _complete(parser: argparse.ArgumentParser) -> None:
+    """Answer a shell that asks what may follow, and exit."""
+    if "_ARGCOMPLETE" in os.environ:
+        with needed("completion", "completion"):
+            import argcomplete
+        argcomplete.autocomplete(parser)
 
 
 def _flush() -> None:

@@ -1,12 +1,10 @@
 """The command ``specdec-serve``: models behind an HTTP API."""
 
 import argparse
-import asyncio
 import errno
 import gc
 import ipaddress
 import logging
-import math
 import signal
 import socket
 import sys
@@ -15,6 +13,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,7 @@ from specdec_plugins.extras import needed
 from specdec_plugins.formats import hub
 from specdec_plugins.settings import DTYPES, Fault, OptionError, Settings
 
-log = logging.getLogger(__name__)
 SWITCH = 0.0001  # seconds until a thread yields the interpreter, for which engines wait after each pass; usually 5 ms
-DRAIN = 5  # seconds that answers have to leave once translations have ended; clients may not read them
 OF_MODELS = ("rows", "queue", "device", "dtype", "draft-with")  # options that a model in a configuration may have
 
 
@@ -217,116 +214,43 @@ def bound(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
     return made
 
 
-def run(options: argparse.Namespace) -> None:
-    again = threading.Event()  # whether SIGHUP has arrived
-    signal.signal(signal.SIGHUP, lambda *_: again.set())  # also while models load for the first time
-    listening = listen(options.host, options.port)
+def require(options: argparse.Namespace) -> frozenset[str] | None:
+    """Refuse models, keys and folders that are missing, before torch loads. Returns the keys."""
     keys = ready.keys(options.keys) if options.keys else None
     ready.writable_folder(options.glossaries)
     for _, own in models_of(options):
         ready.model(own.model)
         ready.drafter(own.draft_with)
         ready.device(own.device)
-    with needed("serve", "specdec-serve"):
-        import prometheus_client  # noqa: F401 - checked before models are loaded
-        import uvicorn
+    return keys
 
-        from specdec_plugins.serving.app import make_app
-        from specdec_plugins.serving.connection import Patient
-        from specdec_plugins.serving.garbage import Garbage
+
+def run(options: argparse.Namespace) -> None:
+    again = threading.Event()  # whether SIGHUP has arrived
+    signal.signal(signal.SIGHUP, lambda *_: again.set())  # also while models load for the first time
+    listening = listen(options.host, options.port)
+    keys = require(options)
+    with needed("serve", "specdec-serve"):
         from specdec_plugins.serving.glossaries import Glossaries
-        from specdec_plugins.serving.service import Limits, Model, Service
-    from specdec_plugins.serving.engine import SESSIONS, EngineThread, close_all
-    from specdec_plugins.serving.translator import AsyncTranslator
-    from specdec_plugins.text.codec import NoLanguage
-    from specdec_plugins.translator import Translator
+        from specdec_plugins.serving.server import Server, load
+        from specdec_plugins.serving.service import Limits, Service
+        from specdec_plugins.serving.threads import SESSIONS, EngineThread, close_all
 
     settle()
     handler = logging.StreamHandler()
     handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     glossaries = Glossaries(options.glossaries)
+    bounds = options.max_characters, options.max_texts, options.timeout
+    limits = Limits(*bounds, per_minute=options.max_per_minute, quota=options.quota)
     threads = [EngineThread() for _ in range(SESSIONS)]
-
-    def load(name: str, own: argparse.Namespace) -> Model:
-        translator = Translator.from_pretrained(own.model, **vars(settings_of(own)))
-        with suppress(NoLanguage):  # now, as a codec's libraries would hold up the first requests
-            translator.codec.decode(translator.codec.encode("A.").text)
-        return Model.of(name, AsyncTranslator(translator, own.rows, own.queue, threads))
-
-    limits = Limits(
-        options.max_characters, options.max_texts, options.timeout, per_minute=options.max_per_minute, quota=options.quota
-    )
+    loads = [partial(load, name, own.model, settings_of(own), own.rows, own.queue, threads) for name, own in models_of(options)]
     try:
-        service = Service([load(*each) for each in models_of(options)], limits, keys, glossaries)
-    except BaseException:
-        close_all(threads)
-        raise
-
-    garbage = Garbage()  # once models are loaded
-
-    async def reload() -> None:
-        """Load the folders again, one at a time, and use each from then on. One that cannot be loaded changes nothing."""
-        garbage.thaw()
-        for place, (name, own) in enumerate(models_of(options)):
-            try:
-                service.swap(place, await asyncio.to_thread(load, name, own))
-            except Exception as error:  # an unreadable folder must not stop the server
-                log.error("model %s was not loaded again, and stays as it was: %s", name, error)
-            else:
-                log.info("model %s was loaded again", name)
-
-    class Server(uvicorn.Server):
-        reloading: asyncio.Task | None = None
-        collecting: asyncio.Task | None = None
-
-        async def startup(self, sockets=None) -> None:
-            try:
-                await super().startup(sockets)
-            except OSError as error:  # another process has come to listen there since
-                raise OSError(error.errno, error.strerror, f"{options.host}:{options.port}") from None
-            for each in sockets or ():
-                host, port, *_ = each.getsockname()
-                log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
-            self.collecting = asyncio.ensure_future(garbage.collect(lambda: any(each.served.large for each in service.models)))
-            if again.is_set():
-                self.reload()
-
-        def reload(self) -> None:
-            again.set()
-            if self.reloading is None or self.reloading.done():
-                self.reloading = asyncio.ensure_future(self.reloads())
-
-        async def reloads(self) -> None:
-            """Once more if SIGHUP arrives meanwhile: a folder may have been replaced after it was read."""
-            while again.is_set() and not self.should_exit:
-                again.clear()
-                await reload()
-
-        async def shutdown(self, sockets=None) -> None:
-            """Connections end when their requests are answered, at the latest when the translators have closed."""
-            closing = asyncio.ensure_future(service.close(options.grace))
-            await super().shutdown(sockets)
-            await closing
-
-    app = make_app(service, options.grace, names_of(options))
-    app.openapi()  # is kept
-    config = uvicorn.Config(
-        app,
-        options.host,
-        options.port,
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        loop="asyncio",
-        http=Patient,
-        ws="none",
-        timeout_graceful_shutdown=math.ceil(options.grace) + DRAIN,
-    )
-    try:
+        service = Service([each() for each in loads], limits, keys, glossaries)
+        address = options.host, options.port
+        server = Server(service, address, loads, again, options.grace, names_of(options))
         with suppress(Terminated, KeyboardInterrupt):  # uvicorn raises the signal again after it has stopped
-            Server(config).run(listening)
+            server.run(listening)
     finally:
         close_all(threads)
 

@@ -2,54 +2,36 @@
 
 import argparse
 import os
-import re
 import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING
 
 from specdec_plugins.commands import ready
 from specdec_plugins.commands.progress import bar
-from specdec_plugins.commands.runner import (
-    Parser,
-    number,
-    option_name,
-    out_of_range,
-    run_command,
-    same_file,
-    say,
-    whole,
-    whole_or_word,
-)
+from specdec_plugins.commands.runner import Parser, number, run_command, say
 from specdec_plugins.commands.trace import legend
 from specdec_plugins.commands.translation.answers import FORMATS, Answerer, Answers, identity, settings_of
-from specdec_plugins.commands.translation.files import Files, is_folder, output_of, unit_answerer
+from specdec_plugins.commands.translation.faults import decoding_faults, file_faults, format_faults, has_formats
+from specdec_plugins.commands.translation.files import Files, is_folder, unit_answerer
 from specdec_plugins.commands.translation.inputs import Buffer, Inputs, read_buffers
+from specdec_plugins.commands.translation.options import COMMON, add_options, option_groups
 from specdec_plugins.commands.translation.output import Output
 from specdec_plugins.commands.translation.summary import Missing, summary
 from specdec_plugins.files import MARKUP, format_of
 from specdec_plugins.formats.errors import printable
-from specdec_plugins.settings import SCORED, UNTRAINED, Fault, Option, OptionError, Settings, option_of
-from specdec_plugins.text.endings import is_lines
+from specdec_plugins.settings import Fault
 from specdec_plugins.text.glossary import Glossary
 from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES, LineReader, count_line_ends
-from specdec_plugins.text.patterns import pattern
 from specdec_plugins.workers import Workers
 
 if TYPE_CHECKING:  # options are checked before the engine is loaded
     from specdec_plugins.decoding.stats import DecodeStats
 
 BUFFER_SIZE = 512  # outputs at a time
-COMMON = {
-    *"""
-    help help_all version files model input output resume format batch_size workers trace quiet
-""".split()
-}
-COMMON |= {each.name for each in fields(Settings) if option_of(each).common}
 
 
 def parser() -> Parser:
@@ -96,103 +78,6 @@ def parser() -> Parser:
     return p
 
 
-def option_groups(p: Parser) -> dict[str, argparse._ArgumentGroup]:
-    """The groups of options, which a command that translates lines fills with `add_options` and its own."""
-    p.add_argument("--help-all", action="store_true", help="show all options and exit")
-    names = ("model", "text", "decoding", "drafting", "sampling", "beam search", "limits", "documents", "machine", "report")
-    return {name: p.add_argument_group("output lengths" if name == "limits" else name) for name in names}
-
-
-def add_options(groups: dict[str, argparse._ArgumentGroup]) -> None:
-    """The options that `Answerer` reads, of models, text, decoding and batches. `decoding_faults` checks them."""
-    model, text, machine, report = (groups[name].add_argument for name in ("model", "text", "machine", "report"))
-    model(
-        "--model",
-        metavar="DIR",
-        help="model folder (see specdec-pack and specdec-import), Hugging Face folder, or ORG/NAME of its Hub",
-    )
-    model("--verifier", metavar="PT", help="without a folder: fairseq checkpoint of the autoregressive model")
-    model(
-        "--drafter",
-        metavar="PT|DIR",
-        help="fairseq checkpoint of its drafter; with --model, the folder of a smaller model with the same vocabulary",
-    )
-    model("--data", metavar="DIR", help="folder with both dictionaries (dict.LANG.txt)")
-    model("--codes", metavar="FILE", help="BPE codes; not needed with --tokenized")
-    model(
-        "-s",
-        "--source-lang",
-        metavar="LANG",
-        help="source language, for multilingual models or without a folder: fra_Latn, fra or fr",
-    )
-    model("-t", "--target-lang", metavar="LANG", help="target language, likewise")
-
-    text("--tokenized", action="store_true", help="input and output are subwords, separated by spaces")
-    text("--remove-bpe", action="store_true", help="join the output's subwords; with --tokenized or --format fairseq")
-    text(
-        "--on-error",
-        choices=("stop", "skip"),
-        default="stop",
-        help="unreadable files, lines that are too long or not text: stop, or report and skip them (default: stop)",
-    )
-    text(
-        "--alignments",
-        action="store_true",
-        help="source-target word numbers, from 0: ' ||| 0-0 1-2' after a text, a field of json, A lines of fairseq",
-    )
-    text(
-        "--protect",
-        action=argparse.BooleanOptionalAction,
-        help="keep placeholders, tags, URLs, paths, names and options of programs, and code unchanged, and numbers in any "
-        "spelling (default: in files of other formats than lines)",
-    )
-    text("--protect-pattern", metavar="REGEX", help="--protect, also what this expression matches")
-    text(
-        "--glossary", metavar="FILE", help="terms to use, one per line: source, tab, target, optionally a tab and 'case' (exact)"
-    )
-    text("--word-scores", action="store_true", help="the mean score of each word's tokens; with --format json")
-    text(
-        "--too-long",
-        choices=("error", "truncate", "skip"),
-        default="error",
-        help="what to do with sources longer than the model reads: stop, cut them, or write an empty line (default: error)",
-    )
-    for each in fields(Settings):
-        if (how := option_of(each)).shown:
-            add_option(groups[how.group], each.name, how, each.default)
-    machine(
-        "--batch-size",
-        type=whole,
-        metavar="N",
-        help="sentences at a time (default: 32; 1 with --beta on a CPU; unlimited with --max-tokens)",
-    )
-    machine("--max-tokens", type=whole, metavar="N", help="source tokens at a time, padding included")
-    machine("--buffer-size", type=whole, metavar="N", help="lines read ahead (default: 512; 1 from a terminal)")
-    machine(
-        "--workers",
-        type=whole,
-        default=1,
-        metavar="N",
-        help="processes that share the threads, or with --device cuda use one GPU each (default: 1)",
-    )
-
-    report("--quiet", action="store_true", help="no progress bar, no summary")
-
-
-def add_option(group: argparse._ArgumentGroup, name: str, how: Option, default: object) -> None:
-    """Add the option of a field of `Settings`; that class checks the value."""
-    name_on_line = option_name(name)
-    if how.kind is bool:
-        group.add_argument(name_on_line, dest=name, action="store_true", help=how.help)
-        return
-    words = [word for word in how.words if word not in how.hidden]
-    kinds: dict[type, Callable[[str], object]] = {int: whole_or_word if words else whole, float: number, str: str}
-    letter = how.letter or "{" + ",".join(words) + "}"
-    made = group.add_argument(name_on_line, dest=name, type=kinds[how.kind], default=default, metavar=letter, help=how.help)
-    if words := list(UNTRAINED) if name == "draft_with" else words:
-        made.completer = lambda **_: words  # type: ignore[attr-defined]  # argcomplete's
-
-
 def main(argv: list[str] | None = None) -> int:
     progress = Progress()
     return run_command(parser(), argv, partial(run, progress=progress), check, ending=progress)
@@ -223,119 +108,6 @@ def check(options: argparse.Namespace) -> list[Fault]:
     for path in options.files if options.on_error == "stop" else ():
         format_of(path)
     return [*faults, *decoding_faults(options), *file_faults(options), *format_faults(options)]
-
-
-def decoding_faults(options: argparse.Namespace) -> list[Fault]:
-    """Everything that is wrong with the options of `add_options`."""
-    if options.strategy == "AR":  # as the published code spells it
-        options.strategy = "ar"
-    faults: list[Fault] = []
-    if options.on_error == "skip" and options.too_long == "error" and options.windows is None:
-        options.too_long = "skip"
-    try:
-        settings_of(options)
-    except OptionError as error:
-        faults += error.faults
-    faults += model_faults(options)
-    if options.format == "fairseq" and options.strategy == "drafter":
-        faults.append(("format", "fairseq requires scores, which strategy drafter does not produce"))
-    if options.remove_bpe and not options.tokenized and options.format != "fairseq":
-        faults.append(("remove_bpe", "requires --tokenized or --format fairseq"))
-    if options.alignments and options.strategy not in SCORED:
-        faults.append(("alignments", f"is not supported by strategy {options.strategy}; use specdec or ar"))
-    if options.word_scores and (options.format != "json" or options.strategy == "drafter"):
-        faults.append(("word_scores", "requires --format json, and scores, which strategy drafter does not produce"))
-    if options.windows is not None and (options.alignments or options.word_scores):
-        faults.append(("windows", "cannot be combined with --alignments or --word-scores"))
-    faults += rewriting_faults(options)
-    if options.windows is not None and options.too_long != "error":
-        faults.append(("too_long", "cannot be combined with --windows, which splits long sources"))
-    if options.trace and options.strategy not in ("specdec", "drafter"):
-        faults.append(("trace", f"requires drafts; strategy {options.strategy} makes none"))
-    if (options.workers or 1) > 1 and re.fullmatch(r"cuda:\d+", options.device):
-        faults.append(("device", f"{options.device} is one GPU; use --device cuda with --workers, which gives each its own"))
-    return faults + out_of_range(options, "batch_size", "max_tokens", "buffer_size", "workers")
-
-
-def rewriting_faults(options: argparse.Namespace) -> Iterator[Fault]:
-    """Faults of the options that may translate a sentence again."""
-    others = ["sampling"] * options.sampling + ["nbest"] * (options.nbest > 1) + ["tokenized"] * options.tokenized
-    others += ["windows"] * (options.windows is not None)
-    for name in ("protect", "protect_pattern", "glossary"):
-        if getattr(options, name) and options.strategy not in SCORED:
-            yield name, f"is not supported by strategy {options.strategy}; use specdec or ar"
-        elif getattr(options, name) and others:
-            yield name, f"cannot be combined with {' and '.join(map(option_name, others))}"
-    if options.protect_pattern and options.protect is False:
-        yield "protect_pattern", "cannot be combined with --no-protect"
-    if options.protect_pattern:
-        try:
-            pattern(options.protect_pattern)
-        except ValueError as error:
-            yield "protect_pattern", str(error)
-
-
-def model_faults(options: argparse.Namespace) -> Iterator[Fault]:
-    """Faults of the options that name models."""
-    parts = [name for name in ("verifier", "drafter", "data", "codes") if getattr(options, name)]
-    others = [name for name in parts if name != "drafter"]
-    if options.model and others:
-        yield "model", f"cannot be combined with {', '.join(map(option_name, others))}"
-    if not options.model and not (options.verifier and options.data):
-        yield "model", "is missing: give --model DIR, or --verifier PT and --data DIR"
-    if options.verifier and not (options.drafter or options.draft_with) and options.strategy in ("specdec", "drafter"):
-        yield "strategy", f"{options.strategy} requires --drafter" + " or --draft-with" * (options.strategy == "specdec")
-    if options.drafter and options.draft_with:
-        yield "drafter", "cannot be combined with --draft-with"
-    if options.hint and options.draft_with in (None, *UNTRAINED) and options.draft_with != "previous":
-        yield "hint", "requires --draft-with previous"
-    if options.draft_with == "previous" and not options.hint:
-        yield "hint", "is missing; --draft-with previous requires it"
-    if options.hint and options.windows is not None:
-        yield "hint", "holds whole lines and cannot be combined with --windows"
-
-
-def file_faults(options: argparse.Namespace) -> Iterator[Fault]:
-    """Faults of the options that name files."""
-    if options.resume and not options.output:
-        yield "resume", "requires --output"
-    if options.reference and options.format != "fairseq":
-        yield "reference", "requires --format fairseq"
-    inputs = *options.files, options.reference, options.hint
-    outputs = [output_of(options, path) for path in options.files] if is_folder(options.output) else [options.output]
-    for mine in outputs:
-        if any(same_file(mine, path) for path in inputs):
-            yield "output", f"{mine} is also an input"
-
-
-def has_formats(options: argparse.Namespace) -> bool:
-    """Whether files are translated whole, each to one of its own, rather than line by line."""
-    return is_folder(options.output) or not all(map(is_lines, options.files))
-
-
-def format_faults(options: argparse.Namespace) -> Iterator[Fault]:
-    """Faults of the options that concern files other than lines of text, or marked-up lines."""
-    files = has_formats(options)
-    lines_only = not options.markup and all(map(is_lines, options.files))
-    if files or options.markup:
-        what = "files of other formats than lines, -o DIR" if files else "--markup"
-        names = ["format", "tokenized", "reference", "hint", "trace", "alignments", "word_scores", "sampling"]
-        names += ["resume", "remove_bpe"] * files + ["windows"] * (not lines_only)
-        if given := [option_name(name) for name in names if getattr(options, name) not in (None, False, "text")]:
-            yield given[0][2:].replace("-", "_"), f"cannot be combined with {what}"
-        if max(options.nbest or 1, options.num_samples or 1) > 1:
-            yield "nbest", f"cannot be combined with {what}"
-    if files and not options.files:
-        yield "output", f"{options.output} is a folder; name the input files"
-    if files and len(options.files) > 1 and not is_folder(options.output):
-        yield "output", "must be a folder (-o DIR/) for several files of other formats than lines"
-    names = [os.path.basename(path) for path in options.files]
-    if is_folder(options.output) and len(set(names)) < len(names):
-        yield "output", "would have two files of one name"
-    if options.min_confidence is not None and not files:
-        yield "min_confidence", "is for files of other formats than lines, or with -o DIR"
-    if options.min_confidence is not None and not 0 <= options.min_confidence <= 1:
-        yield "min_confidence", f"{options.min_confidence:g} is not between 0 and 1"
 
 
 def require(options: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ A format is a function in one file of this package, from the characters of a fil
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -14,9 +14,10 @@ from pathlib import PurePath
 from types import ModuleType
 
 from specdec_plugins.files.rewriting import Written, meaning, misread, rewrite
+from specdec_plugins.files.spans import Span
 from specdec_plugins.text.endings import STRUCTURED, ending_of
 from specdec_plugins.text.icu import is_message
-from specdec_plugins.text.placing import Mark, Pieces, Placed, Unit
+from specdec_plugins.text.placing import Placed, Unit
 
 MOST = 16_000_000  # bytes of a file, which is held in memory; lines of text are streamed
 LONGEST = 1_000_000  # characters of a span
@@ -40,38 +41,6 @@ class Unreadable(ValueError):
     def where(self, source: str) -> str:
         """The line, to follow the file's name in an error."""
         return "" if self.at is None else f", line {source.count(chr(10), 0, self.at) + 1}"
-
-
-@dataclass(frozen=True)
-class Span:
-    """The characters ``start`` to ``end`` of a file, which a translation of ``text`` replaces.
-
-    ``escape`` spells text as the file does. ``marks`` are inline tags, and ``places`` the characters of the file that they are.
-    ``write`` makes the replacement from the translation so spelled, told whether it needs review; ``reads`` tells what counts of
-    a text that is read again. Unless it is ``always`` written, a translation equal to its text changes nothing. ``arrange`` moves
-    tags that cannot be where they were placed. ``whole`` and ``lines`` are those of `Unit`. If the text needs review, the span
-    that starts at ``marked`` says so. A text may be of a ``form``, as a file is.
-    """
-
-    start: int
-    end: int
-    text: str
-    escape: Callable[[str], str] = str
-    marks: Sequence[Mark] = ()
-    places: Sequence[tuple[int, int]] = ()
-    write: Callable[[str, bool], str] = lambda text, doubtful: text
-    arrange: Callable[[Pieces], Pieces] | None = None
-    reads: Callable[[str], str] = str
-    always: bool = False
-    whole: bool = False
-    lines: bool = False
-    marked: int | None = None
-    form: str | None = None
-
-    @property
-    def top(self) -> int:
-        """What the spans of one entry have in common."""
-        return self.start if self.marked is None else self.marked
 
 
 @dataclass(frozen=True)

@@ -244,8 +244,8 @@ class Level:
     look: str = ""
 
 
-def marked_up(items: Sequence[Item]) -> tuple[str, list[str], list[Level]]:
-    """A paragraph in our markup, its formats, and its elements, the first of which is the paragraph."""
+def levels_of(items: Sequence[Item]) -> tuple[list[Level], list[Level]]:
+    """The elements of a paragraph, the first of which is itself, and the one that each item is in."""
     levels, stack, owners = [Level()], [0], list[Level]()
     for item in items:
         owners.append(levels[stack[-1]])
@@ -258,6 +258,12 @@ def marked_up(items: Sequence[Item]) -> tuple[str, list[str], list[Level]]:
             levels[stack.pop()].closing = item.raw
     for level in levels:
         level.look = level.letters.most_common(1)[0][0] if level.letters else ""
+    return levels, owners
+
+
+def marked_up(items: Sequence[Item]) -> tuple[str, list[str], list[Level]]:
+    """A paragraph in our markup, its formats and its elements."""
+    levels, owners = levels_of(items)
     numbers = {look: n for n, look in enumerate(dict.fromkeys(item.look for item in items if item.kind == "text"))}
     pieces, current, opened = list[str](), "", 0
     for item, owner in zip(items, owners):

@@ -150,42 +150,42 @@ def walk(content: str, children: Sequence[Any]) -> Iterator[Token]:
     """The tokens of a paragraph with their places, which the parser does not tell. Ends early where it loses its way."""
     at = 0
     for child in (child for child in children if child.markup != "autolink" and (child.type, child.content) != ("text", "")):
-        if content[at : at + 1] == "<" and child.type == "text" and not content.startswith(child.content, at):
-            end = content.find(">", at) + 1  # an autolink, whose text may be spelled otherwise
-            token = Token("kept", at, end, content[at + 1 : end - 1])
-        elif child.type == "text":
-            token = Token("text", at, at + len(child.content), child.content)
-            if not content.startswith(child.content, at):
-                return
-        elif child.type == "text_special":
-            token = Token("text", at, at + len(child.markup), child.content)
-        elif child.type in ("softbreak", "hardbreak"):
-            end = content.find("\n", at) + 1
-            end += len(content[end:]) - len(content[end:].lstrip(" \t"))
-            token = Token("text", at, end, "\n") if child.type == "softbreak" else Token("alone", at, end)
-        elif child.type == "code_inline":
-            end = closing(content, at, len(child.markup))
-            token = Token("kept", at, end, child.content)
-        elif child.type == "image":
-            plain = all(each.type == "text" for each in child.children or ())
-            token = Token("alone", at, child.meta["end"], attributes=[("alt", child.content)] * plain)
-        elif child.type == "html_inline":
-            tag = html.markup(child.content, 0)
-            token = tag._replace(start=at, end=at + len(child.content), attributes=())
-        elif child.type == "link_close":
-            token = Token("close", at, child.meta["end"], name="link")
-        elif child.nesting:
-            size = len(child.markup) or len("[")
-            token = Token("open" if child.nesting > 0 else "close", at, at + size, name=child.tag)
-            token = token._replace(name="link") if child.type == "link_open" else token
-        else:
-            return
-        if token.end < token.start:
+        token = token_at(content, at, child)
+        if token is None or token.end < token.start:
             return
         if child.type == "hardbreak":
             yield Token("text", at, at, " ")
         yield token
         at = token.end
+
+
+def token_at(content: str, at: int, child: Any) -> Token | None:
+    """A token of the parser as one of ours, if it is at this place."""
+    found = content.startswith(child.content, at)
+    if child.type == "text" and content[at : at + 1] == "<" and not found:
+        end = content.find(">", at) + 1  # an autolink, whose text may be spelled otherwise
+        return Token("kept", at, end, content[at + 1 : end - 1])
+    if child.type == "text":
+        return Token("text", at, at + len(child.content), child.content) if found else None
+    if child.type == "text_special":
+        return Token("text", at, at + len(child.markup), child.content)
+    if child.type in ("softbreak", "hardbreak"):
+        end = content.find("\n", at) + 1
+        end += len(content[end:]) - len(content[end:].lstrip(" \t"))
+        return Token("text", at, end, "\n") if child.type == "softbreak" else Token("alone", at, end)
+    if child.type == "code_inline":
+        return Token("kept", at, closing(content, at, len(child.markup)), child.content)
+    if child.type == "image":
+        plain = all(each.type == "text" for each in child.children or ())
+        return Token("alone", at, child.meta["end"], attributes=[("alt", child.content)] * plain)
+    if child.type == "html_inline":
+        return html.markup(child.content, 0)._replace(start=at, end=at + len(child.content), attributes=())
+    if child.type == "link_close":
+        return Token("close", at, child.meta["end"], name="link")
+    if not child.nesting:
+        return None
+    name = "link" if child.type == "link_open" else child.tag
+    return Token("open" if child.nesting > 0 else "close", at, at + (len(child.markup) or len("[")), name=name)
 
 
 def closing(content: str, at: int, size: int) -> int:

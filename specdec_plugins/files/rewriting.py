@@ -6,12 +6,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
+from specdec_plugins.files.spans import Span
 from specdec_plugins.text.placing import Placed
-
-if TYPE_CHECKING:
-    from specdec_plugins.files import Span
 
 CONTROL = re.compile(r"[\0-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # what XML cannot hold, and models write for unknown letters
 SPACE = " \t\n\r\f"  # of markup
@@ -23,13 +20,13 @@ Place = tuple[int, int]
 class Written:
     """A span outside all others whose text was replaced: the characters ``start`` to ``end`` of the new file."""
 
-    span: "Span"
+    span: Span
     start: int
     end: int
 
 
 def rewrite(
-    source: str, changed: Sequence[tuple["Span", Placed]], least: float
+    source: str, changed: Sequence[tuple[Span, Placed]], least: float
 ) -> tuple[str, Sequence[Written], Mapping[Place, str]]:
     """The file with its translations, where those are in it, and what each means, by the place of its span.
 
@@ -40,7 +37,7 @@ def rewrite(
 
 
 class Rewriter:
-    def __init__(self, source: str, changed: Sequence[tuple["Span", Placed]], least: float):
+    def __init__(self, source: str, changed: Sequence[tuple[Span, Placed]], least: float):
         self.source, self.changed, self.starts = source, changed, [span.start for span, _ in changed]
         self.doubtful = {span.top for span, placed in changed if placed.confidence < least or placed.missing or placed.same}
 
@@ -56,16 +53,16 @@ class Rewriter:
                 at = span.end
         return "".join([*parts, self.source[at:end]]), found
 
-    def _piece(self, span: "Span", each: str | int) -> str:
+    def _piece(self, span: Span, each: str | int) -> str:
         return self.patched(*span.places[each])[0] if isinstance(each, int) else span.escape(cleaned(span, each))
 
 
-def cleaned(span: "Span", text: str) -> str:
+def cleaned(span: Span, text: str) -> str:
     """A translation without control characters, unless its source has some."""
     return text if CONTROL.search(span.text) else CONTROL.sub("", text)
 
 
-def meaning(span: "Span", placed: Placed) -> str:
+def meaning(span: Span, placed: Placed) -> str:
     """The text of a translation, with what its tags replace; nothing if it has only tags."""
     texts = [span.text[mark.start : mark.end] for mark in span.marks]
     found = [texts[each] if isinstance(each, int) else cleaned(span, each) for each in placed.pieces]
@@ -74,7 +71,7 @@ def meaning(span: "Span", placed: Placed) -> str:
 
 
 def misread(
-    before: Sequence["Span"], after: Sequence["Span"], written: Sequence[Written], meant: Mapping[Place, str]
+    before: Sequence[Span], after: Sequence[Span], written: Sequence[Written], meant: Mapping[Place, str]
 ) -> tuple[int, str] | None:
     """Where and why the new file would not be read as it was meant; None if all is well.
 
@@ -106,9 +103,9 @@ def misread(
     return None
 
 
-def divided(spans: Sequence["Span"], places: Sequence[Place]) -> tuple[list[list["Span"]], list["Span"]]:
+def divided(spans: Sequence[Span], places: Sequence[Place]) -> tuple[list[list[Span]], list[Span]]:
     """The spans in each of the places, and the others."""
-    inside, outside = [list["Span"]() for _ in places], list["Span"]()
+    inside, outside = [list[Span]() for _ in places], list[Span]()
     for span in spans:
         index = bisect_right(places, (span.start, sys.maxsize)) - 1
         (inside[index] if index >= 0 and span.end <= places[index][1] else outside).append(span)

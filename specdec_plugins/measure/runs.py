@@ -4,7 +4,7 @@ Latency and throughput are measured separately, with every mix of workers and th
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
@@ -99,20 +99,23 @@ def read_text(reader: "Translator", source: str, reference: str | None, count: i
 
 def measure(plan: Plan, sources: list[list[int]], progress: Progress) -> tuple[list[Measured], list[str]]:
     """Run the systems in turn. Also returns why systems were left out; raises ValueError if none is left."""
-    steps = itertools.count()
-    total = len(plan.systems) * (1 + len(plan.workloads) * plan.rounds)
+    steps, total = itertools.count(), len(plan.systems) * (1 + len(plan.workloads) * plan.rounds)
+
+    def step(what: str) -> None:
+        progress.step(what, next(steps) / total)
+
     with ExitStack() as stack:
         systems: dict[System, dict[int, RunningSystem]] = {}  # by threads
-        left_out, first = [], dict[System, Run]()
+        left_out, kernels = [], dict[str, str | None]()
         for system in plan.systems:
-            progress.step(f"loading {system.name}", next(steps) / total)
+            step(f"loading {system.name}")
             largest = {mix.threads: mix for mix in sorted(mix for workload in plan.workloads for mix in workload.mixes)}
             running = {threads: RunningSystem(system, plan.model, sources, mix) for threads, mix in largest.items()}
             for each in running.values():
                 stack.callback(each.stop)
             try:
                 for each in running.values():
-                    first[system] = each.decode("throughput", 1, count=1)
+                    kernels[system.name] = each.decode("throughput", 1, count=1).kernels
             except ValueError as error:
                 progress.warn(f"left out: {error}")
                 left_out.append(str(error))
@@ -122,29 +125,31 @@ def measure(plan: Plan, sources: list[list[int]], progress: Progress) -> tuple[l
             systems[system] = running
         if not systems:
             raise ValueError("no system is left")
+        check_kernels(kernels)
+        return [*measured_runs(plan, systems, step, progress.warn)], left_out
 
-        check_kernels({system.name: run.kernels for system, run in first.items()})
-        runs: dict[tuple[System, int], dict[Mix, list[Run]]] = {}
-        for index, workload in enumerate(plan.workloads):
-            for number in range(plan.rounds):
-                for system, running in systems.items():
-                    where = f"{workload.kind}, batch size {workload.batch_size}, round {number + 1} of {plan.rounds}"
-                    progress.step(f"{where}: {system.name}", next(steps) / total)
-                    found = runs.setdefault((system, index), {mix: [] for mix in workload.mixes})
-                    for mix in workload.mixes:
-                        how = workload.kind, workload.batch_size
-                        running[mix.threads].decode(*how, count=max(WARM_UP, workload.batch_size))
-                        found[mix].append(running[mix.threads].decode(*how))
-        measured = []
-        for (system, index), found in runs.items():
-            workload, seconds = plan.workloads[index], {mix: [run.seconds for run in each] for mix, each in found.items()}
-            mix = min(seconds, key=lambda mix: median(seconds[mix]))
-            by_sentence = zip(*(each[0].outputs for each in found.values()))
-            differing = sum(any(output != first for output in others) for first, *others in by_sentence)
-            if differing:
-                progress.warn(f"{system.name}: {differing} outputs depend on the mix of workers and threads")
-            measured.append(Measured(system, workload, mix, found[mix], seconds, differing))
-    return measured, left_out
+
+def measured_runs(
+    plan: Plan, systems: dict[System, dict[int, RunningSystem]], step: Callable[[str], None], warn: Callable[[str], None]
+) -> Iterator[Measured]:
+    """The best mix of each system on each workload, from rounds of all in turn."""
+    runs: dict[tuple[System, int], dict[Mix, list[Run]]] = {}
+    turns = itertools.product(enumerate(plan.workloads), range(plan.rounds), systems.items())
+    for (index, workload), number, (system, running) in turns:
+        step(f"{workload.kind}, batch size {workload.batch_size}, round {number + 1} of {plan.rounds}: {system.name}")
+        found = runs.setdefault((system, index), {mix: [] for mix in workload.mixes})
+        for mix in workload.mixes:
+            how = workload.kind, workload.batch_size
+            running[mix.threads].decode(*how, count=max(WARM_UP, workload.batch_size))
+            found[mix].append(running[mix.threads].decode(*how))
+    for (system, index), found in runs.items():
+        workload, seconds = plan.workloads[index], {mix: [run.seconds for run in each] for mix, each in found.items()}
+        mix = min(seconds, key=lambda mix: median(seconds[mix]))
+        by_sentence = zip(*(each[0].outputs for each in found.values()))
+        differing = sum(any(output != first for output in others) for first, *others in by_sentence)
+        if differing:
+            warn(f"{system.name}: {differing} outputs depend on the mix of workers and threads")
+        yield Measured(system, workload, mix, found[mix], seconds, differing)
 
 
 def check_kernels(kernels: dict[str, str | None]) -> None:

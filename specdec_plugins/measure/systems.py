@@ -87,8 +87,8 @@ class OwnSystem:
     """Our strategies, and fairseq's generator."""
 
     def __init__(self, system: System, pair: "Pair", mix: Mix, sources: Sources):
-        from specdec_plugins.engine import Engine
         from specdec_plugins.settings import Settings
+        from specdec_plugins.translator import engine_of
 
         settings: dict[str, Any] = {
             "strategy": system.strategy.split("-")[0],
@@ -104,9 +104,8 @@ class OwnSystem:
             settings.update(beta=system.beta, tau=system.tau)
         if system.block:
             settings["block_size"] = system.block if system.block == "auto" else int(system.block)
-        self.sources, self.engine = sources, Engine(pair, Settings(**settings))
-        kernels = None if settings["strategy"] == "fairseq" else self.engine.kernels
-        self.kernels = kernels.library.name if kernels else None
+        self.sources, self.engine = sources, engine_of(pair, Settings(**settings))
+        self.kernels = kernels.library.name if (kernels := self.engine.kernels) else None
 
     def decode(self, order: Order) -> Run:
         self.engine.take_stats()

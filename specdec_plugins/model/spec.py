@@ -131,21 +131,10 @@ class SideSpec:
         """``least``: layers."""
         attention, embedding, feed = self.attention, self.embedding, self.feed_forward
         given = [self.width, attention.heads, self.key_heads, self.head_width, feed.width, self.max_positions]
-        offset = embedding.offset or 0
-        if min(given) < 1 or self.layers < least or offset < 0:
+        if min(given) < 1 or self.layers < least or (embedding.offset or 0) < 0:
             yield "layers, heads, widths and positions are at least 1, and the offset of positions 0"
             return
-        if attention.head_width is None and self.width % attention.heads:
-            yield f"{attention.heads} heads do not divide a width of {self.width}"
-        if attention.heads % self.key_heads:
-            yield f"{self.key_heads} key-value heads do not divide {attention.heads} heads"
-        if attention.rotary and self.head_width % 2:
-            yield f"rotary positions of heads of width {self.head_width}"
-        rows = self.max_positions + offset
-        if self.layers > MAX_LAYERS or max(self.width, feed.width, self.query_width) > MAX_WIDTH:
-            yield f"more than {MAX_LAYERS:,} layers, or wider than {MAX_WIDTH:,}"
-        elif rows > MAX_POSITIONS or rows * max(self.width, self.head_width) > MAX_TABLE:
-            yield f"{rows:,} positions of width {self.width:,}"
+        yield from self._size_faults()
         for what, value in (("embeddings", embedding.scale), ("scores", attention.scale), ("the cap of scores", attention.cap)):
             if value is not None and not 0 < value <= MAX_SCALE:
                 yield f"{what}: a factor of {value}"
@@ -156,6 +145,19 @@ class SideSpec:
         for part in (self.norm, attention.head_norm, attention.relative, attention.rotary):
             if part is not None:
                 yield from part.faults()
+
+    def _size_faults(self) -> Iterator[str]:
+        attention, feed, rows = self.attention, self.feed_forward, self.max_positions + (self.embedding.offset or 0)
+        if attention.head_width is None and self.width % attention.heads:
+            yield f"{attention.heads} heads do not divide a width of {self.width}"
+        if attention.heads % self.key_heads:
+            yield f"{self.key_heads} key-value heads do not divide {attention.heads} heads"
+        if attention.rotary and self.head_width % 2:
+            yield f"rotary positions of heads of width {self.head_width}"
+        if self.layers > MAX_LAYERS or max(self.width, feed.width, self.query_width) > MAX_WIDTH:
+            yield f"more than {MAX_LAYERS:,} layers, or wider than {MAX_WIDTH:,}"
+        elif rows > MAX_POSITIONS or rows * max(self.width, self.head_width) > MAX_TABLE:
+            yield f"{rows:,} positions of width {self.width:,}"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from specdec_plugins import __version__
 from specdec_plugins.serving import page
 from specdec_plugins.serving.api import deepl, libretranslate, own
 from specdec_plugins.serving.metrics import Metrics
-from specdec_plugins.serving.service import GONE, Refused, Service
+from specdec_plugins.serving.service import GONE, Limits, Refused, Service
 
 access = logging.getLogger("specdec.access")
 LINGERING = 1.0  # seconds for reading the rest of a body that is refused
@@ -62,6 +62,14 @@ def make_app(service: Service, grace: float = 30.0, names: Collection[str] | Non
     async def figures() -> Response:
         return PlainTextResponse(generate_latest(metrics.registry), media_type="text/plain; version=0.0.4")
 
+    add_errors(app)
+    app.add_middleware(Boundary, service=service, metrics=metrics, names=names)
+    return app
+
+
+def add_errors(app: FastAPI) -> None:
+    """Answers to what goes wrong."""
+
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> Response:
         wait = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
@@ -87,9 +95,6 @@ def make_app(service: Service, grace: float = 30.0, names: Collection[str] | Non
     async def broken(request: Request, error: Exception) -> Response:
         """A fault of ours, which uvicorn logs."""
         return answer(request, 500, "the request failed; the server's log says why")
-
-    app.add_middleware(Boundary, service=service, metrics=metrics, names=names)
-    return app
 
 
 def fault(found: dict) -> str:
@@ -133,56 +138,63 @@ class Boundary:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        began, status, size, limits = time.perf_counter(), 500, 0, self.service.limits
-        headers = dict(scope["headers"])
-        length = headers.get(b"content-length", b"")
-        announced = int(length[:20]) if length.isdigit() else 0
-        whole = not announced and b"transfer-encoding" not in headers  # whether the body has arrived
-
-        async def bounded() -> Message:
-            nonlocal size, whole
-            if headers.get(b"content-encoding", b"identity") != b"identity":
-                raise HTTPException(415, "the body is compressed; send it as it is")
-            try:
-                async with asyncio.timeout(None if whole else began + limits.seconds - time.perf_counter()):
-                    message = await receive()
-            except TimeoutError:
-                raise HTTPException(408, f"the body did not arrive within {limits.seconds:g} s") from None
-            size += len(message.get("body", b""))
-            whole = whole or not message.get("more_body")
-            if max(size, announced) > limits.body:
-                raise HTTPException(413, f"the body exceeds the limit of {limits.body:,} bytes")
-            return message
-
-        async def discard(most: int) -> None:
-            """Read what a client is still sending, or it would see its connection reset and no answer."""
-            nonlocal size, whole
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LINGERING):
-                    while not whole and size < most:
-                        message = await receive()
-                        size += len(message.get("body", b""))
-                        whole = not message.get("more_body")
-
-        async def noted(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            if message["type"] == "http.response.start" and not whole and status != GONE:
-                await discard(2 * limits.body)
-            if message["type"] == "http.response.start" and not whole:  # otherwise the rest, without end perhaps, would be read
-                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
-            if status != GONE:
-                await send(message)
-
+        exchange = Exchange(scope, receive, send, self.service.limits)
         try:
-            if self.names is None or called(headers.get(b"host", b"").decode("latin-1"), self.names):
-                await self.app(scope, bounded, noted)
+            if self.names is None or called(exchange.headers.get(b"host", b"").decode("latin-1"), self.names):
+                await self.app(scope, exchange.receive, exchange.send)
             else:
                 refusal = answer(Request(scope), 403, "the server is not known by this name; see --allow-host")
-                await refusal(scope, receive, noted)
+                await refusal(scope, receive, exchange.send)
         finally:
-            seconds = time.perf_counter() - began
+            seconds, status = time.perf_counter() - exchange.began, exchange.status
             route = getattr(scope.get("route"), "path", "other")  # known paths only: labels must be few
             self.metrics.note(route, status, seconds)
             client = scope["client"][0] if scope.get("client") else "-"
             access.info("%s %s %s %d %.0f ms", client, scope["method"], route, status, 1000 * seconds)
+
+
+class Exchange:
+    """A request whose body is bounded in time and size, and its answer."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits):
+        self.began, self.limits, self.status, self.size = time.perf_counter(), limits, 500, 0
+        self._receive, self._send = receive, send
+        self.headers = dict(scope["headers"])
+        length = self.headers.get(b"content-length", b"")
+        self.announced = int(length[:20]) if length.isdigit() else 0
+        self.whole = not self.announced and b"transfer-encoding" not in self.headers  # whether the body has arrived
+
+    async def receive(self) -> Message:
+        """The next part of the body. Raises HTTPException."""
+        limits = self.limits
+        if self.headers.get(b"content-encoding", b"identity") != b"identity":
+            raise HTTPException(415, "the body is compressed; send it as it is")
+        try:
+            async with asyncio.timeout(None if self.whole else self.began + limits.seconds - time.perf_counter()):
+                message = await self._receive()
+        except TimeoutError:
+            raise HTTPException(408, f"the body did not arrive within {limits.seconds:g} s") from None
+        self.size += len(message.get("body", b""))
+        self.whole = self.whole or not message.get("more_body")
+        if max(self.size, self.announced) > limits.body:
+            raise HTTPException(413, f"the body exceeds the limit of {limits.body:,} bytes")
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer, unless the client has gone."""
+        self.status = message.get("status", self.status)
+        if message["type"] == "http.response.start" and not self.whole and self.status != GONE:
+            await self._discard(2 * self.limits.body)
+        if message["type"] == "http.response.start" and not self.whole:  # or the rest, without end perhaps, would be read
+            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        if self.status != GONE:
+            await self._send(message)
+
+    async def _discard(self, most: int) -> None:
+        """Read what a client is still sending, or it would see its connection reset and no answer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGERING):
+                while not self.whole and self.size < most:
+                    message = await self._receive()
+                    self.size += len(message.get("body", b""))
+                    self.whole = not message.get("more_body")

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 from specdec_plugins.files import Options, TextFile, Unreadable
 from specdec_plugins.files.content import Content
@@ -56,22 +56,22 @@ def translate_content(translator: Translator, content: Content, **choices: Any) 
 
 
 class Outputs:
-    """A translator whose sentences have one output each: of all that it decodes, the one of a rank."""
+    """Translates sentences to one output each: of all that a translator decodes, the one of a rank."""
 
     def __init__(self, translator: Translator):
-        self.translator, self.engine, self.pair = translator, translator.engine, translator.pair
-        self.settings, self.max_source = translator.settings, translator.max_source
+        self.translator, self.engine, self.max_source = translator, translator.engine, translator.max_source
         self.found: dict[tuple[str, ...], list[Translation]] = {}
         self.rank = 0
 
     def units(self, units: Sequence[Unit], rank: int, choices: dict[str, Any]) -> list[Placed | None]:
         self.rank = rank
-        return translate_units(cast(Translator, self), units, **choices)
+        return translate_units(self, units, **choices)
 
     def translate(self, sentences: Sequence[str], **choices: Any) -> list[Translation]:
-        if self.settings.outputs == 1:
+        outputs = self.engine.settings.outputs
+        if outputs == 1:
             return [*self.translator.stream(sentences, PART, **choices)]
         key = (*sentences, *map(str, choices.items()))
         if key not in self.found:  # for rank 0; the others take what it found
             self.found[key] = [*self.translator.stream(sentences, PART, **choices)]
-        return self.found[key][self.rank :: self.settings.outputs]
+        return self.found[key][self.rank :: outputs]

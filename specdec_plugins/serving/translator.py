@@ -23,7 +23,9 @@ from specdec_plugins.options import (
     texts_of,
 )
 from specdec_plugins.serving.calls import Call, Calls
-from specdec_plugins.serving.engine import SESSIONS, EngineThread, Guest, Line, SharedEngine, close_all
+from specdec_plugins.serving.guest import Guest
+from specdec_plugins.serving.line import Line
+from specdec_plugins.serving.threads import SESSIONS, EngineThread, close_all
 from specdec_plugins.settings import OptionError, Settings
 from specdec_plugins.text.codec import Codec
 from specdec_plugins.translations import Translation
@@ -199,11 +201,8 @@ class AsyncTranslator:
         self.pending += count
         self._running.add(future)
         future.add_done_callback(ended)
-        call.start(partial(self._work, guest, settings, work))
+        call.start(lambda: work(self.translator.under(settings, guest)))
         return future
-
-    def _work(self, guest: Guest, settings: Settings, work: Callable[[Translator], Result]) -> Result:
-        return work(self.translator.through(SharedEngine(self.translator.engine, settings, guest)))
 
     def _calls_for(self, settings: Settings, texts: Sequence[str]) -> Calls:
         """Where a call for these texts runs."""

@@ -23,8 +23,18 @@ PARTS = ("bos", "eos", "source", "target", "text")  # of a frame: special tokens
 UNKNOWN = "und"  # the language of a model that names none
 MAX_SIZE = 10_000_000  # of a vocabulary
 MAX_PREFIX = 1_000  # characters
-CLEANED = [(" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"), (" 's", "'s"),
-           (" 've", "'ve"), (" 're", "'re")]  # fmt: skip
+CLEANED = [
+    (" .", "."),
+    (" ?", "?"),
+    (" !", "!"),
+    (" ,", ","),
+    (" ' ", "'"),
+    (" n't", "n't"),
+    (" 'm", "'m"),
+    (" 's", "'s"),
+    (" 've", "'ve"),
+    (" 're", "'re"),
+]
 CLEANABLE = "".join({character for pair in CLEANED for character in pair[0]})
 
 

@@ -7,13 +7,26 @@ from typing import Any
 
 # Settings that would change a text's tokens, and the values that do not.
 USUAL: dict[str, tuple[Any, ...]] = {
-    "sp_model_kwargs": ({}, None), "split_special_tokens": (False,), "truncation_side": ("right",), "errors": ("replace",),
-    "do_lower_case": (False,), "add_bos_token": (False,), "add_eos_token": (False,),
+    "sp_model_kwargs": ({}, None),
+    "split_special_tokens": (False,),
+    "truncation_side": ("right",),
+    "errors": ("replace",),
+    "do_lower_case": (False,),
+    "add_bos_token": (False,),
+    "add_eos_token": (False,),
     "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": (False,),
-}  # fmt: skip
+}
 # By ``model_type``, where no file names the tokenizer's class.
-CLASSES = {"marian": "MarianTokenizer", "m2m_100": "M2M100Tokenizer", "mbart": "MBartTokenizer", "bart": "BartTokenizer",
-           "pegasus": "PegasusTokenizer", "t5": "T5Tokenizer", "mt5": "T5Tokenizer", "t5gemma": "GemmaTokenizer"}  # fmt: skip
+CLASSES = {
+    "marian": "MarianTokenizer",
+    "m2m_100": "M2M100Tokenizer",
+    "mbart": "MBartTokenizer",
+    "bart": "BartTokenizer",
+    "pegasus": "PegasusTokenizer",
+    "t5": "T5Tokenizer",
+    "mt5": "T5Tokenizer",
+    "t5gemma": "GemmaTokenizer",
+}
 NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # special tokens, in the order in which missing ones get numbers
 DEFAULTS = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>", "cls": "<s>", "mask": "<mask>"}
 

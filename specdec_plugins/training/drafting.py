@@ -71,9 +71,19 @@ class Plan:
             options["layers"] = layers
         first, second = map(float, how["adam-betas"].strip("()").split(","))
         return cls(
-            recipe, options, options.get("length", preset["block_size"]), tuple(drafted), how["lr"], how["warmup-updates"],
-            preset["tokens"], (first, second), how["adam-eps"], how["weight-decay"], how["clip-norm"], seed,
-        )  # fmt: skip
+            recipe,
+            options,
+            options.get("length", preset["block_size"]),
+            tuple(drafted),
+            how["lr"],
+            how["warmup-updates"],
+            preset["tokens"],
+            (first, second),
+            how["adam-eps"],
+            how["weight-decay"],
+            how["clip-norm"],
+            seed,
+        )
 
 
 class Training:
@@ -87,9 +97,13 @@ class Training:
         self.network = network_of(code)(options, self.verifier)
         parameters = [*self.network.parameters()]
         self.optimiser = Muon(
-            [each for each in parameters if is_hidden(each)], [each for each in parameters if not is_hidden(each)], plan.lr,
-            plan.betas, plan.eps, plan.weight_decay,
-        )  # fmt: skip
+            [each for each in parameters if is_hidden(each)],
+            [each for each in parameters if not is_hidden(each)],
+            plan.lr,
+            plan.betas,
+            plan.eps,
+            plan.weight_decay,
+        )
         self.updates = self.epoch = self.position = 0  # the position is a batch of the epoch
         self._order = batches(pairs, plan.tokens, plan.seed, 0)
 

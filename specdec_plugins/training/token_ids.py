@@ -3,27 +3,17 @@
 fairseq reserves a dictionary's first symbols. The dictionary has them, then one symbol per token id, so that a token's index is
 its id plus `RESERVED`. A source is stored with all its special tokens, a target without eos, and fairseq ends both. Knows the ids
 of a model's special tokens, and no text.
-
-    python -m specdec_plugins.training.token_ids --model FOLDER --sources TEXT --outputs JSON --output DIR
-
-makes such data of a text and the JSON lines that ``specdec-translate --format json`` writes for it.
 """
 
-import argparse
-import json
-import logging
-import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from specdec_plugins.commands.runner import Parser, command
 from specdec_plugins.extras import needed
-from specdec_plugins.formats.errors import printable
 from specdec_plugins.model.spec import Symbols
 
 if TYPE_CHECKING:
@@ -92,34 +82,3 @@ def binarise(pairs: Iterable[Pair], sizes: tuple[int, int], folder: Path) -> dic
     for lang, size, count in zip(LANGUAGES, sizes, counts):
         dictionary(size, count).save(str(folder / f"dict.{lang}.txt"))
     return written
-
-
-def pairs_of(codec, sources: Iterable[str], outputs: Iterable[str]) -> Iterator[Pair]:
-    """The token ids of sources and their translations; none where a source was skipped."""
-    for source, output in zip(sources, outputs):
-        if tokens := json.loads(output)["tokens"]:
-            yield codec.encode(source).ids, codec.target.ids(tokens)
-
-
-def parser() -> Parser:
-    p = Parser("token_ids")
-    for name in ("model", "sources", "outputs", "output"):
-        p.add_argument(f"--{name}", required=True, type=Path)
-    return p
-
-
-def run(options: argparse.Namespace) -> None:
-    from specdec_plugins.formats.folder import load_folder
-    from specdec_plugins.text.lines import read_lines
-
-    logging.getLogger("fairseq").setLevel(logging.WARNING)  # its import reports missing optional packages
-    pair = load_folder(options.model)
-    pairs = pairs_of(pair.codec, read_lines(options.sources), read_lines(options.outputs))
-    written = binarise(pairs, (len(pair.source), len(pair.target)), options.output)
-    print(f"{printable(options.output)}: {written['train']:,} pairs to train on, {written['valid']:,} to validate on")
-
-
-main = command(parser, run)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -111,9 +111,11 @@ def frozen(recipe: str) -> dict[str, Any]:
     usual = preset["drafter"][DEFAULT_RECIPE]
     block, own = common.get("block_size", usual["block_size"]), common["drafter"]
     return {
-        "block_size": block, "tokens": preset["tokens"], "options": {**DRAFTER, **usual["options"]},
+        "block_size": block,
+        "tokens": preset["tokens"],
+        "options": {**DRAFTER, **usual["options"]},
         "drafter_options": own.get("drafter-options", "").format(block=block).split(),
-    }  # fmt: skip
+    }
 
 
 def schedule(training: Mapping[str, Any], updates: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Make the initial checkpoint of ``--arch block`` from a verifier's: the library behind ``encoder_initial.py``.
+"""The command ``encoder_initial.py``: make the initial checkpoint of ``--arch block`` from a verifier's.
 
 The drafter's encoder and shared embeddings are copied from the verifier, so its encoder initially computes the same function; the
 decoder is fresh. The checkpoint is complete: ``fairseq-train`` restores it strictly (``--finetune-from-model`` or

@@ -1,4 +1,4 @@
-"""An independent check: fairseq's own model and generator on the same weights. Imports fairseq when it is built."""
+"""Strategy ``fairseq``: fairseq's own model and generator on the same weights. Imports fairseq when built."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -8,21 +8,58 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from specdec_plugins.assignment import usable_device
+from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+from specdec_plugins.decoding.assembly import THREADS
 from specdec_plugins.decoding.backends.torch.arrays import tensors
 from specdec_plugins.decoding.backends.torch.tensors import send, source_tokens
+from specdec_plugins.decoding.control.fixed import FixedLength
+from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.options import Beam
 from specdec_plugins.decoding.requests import Hypothesis, Request, Source
+from specdec_plugins.decoding.roles import NoDrafter, Roles
 from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.decoding.verifier import Unverified
+from specdec_plugins.engine import Engine, beam_of
 from specdec_plugins.extras import needed
 from specdec_plugins.formats.fairseq import checkpoint_of
+from specdec_plugins.formats.folder import Pair
 from specdec_plugins.formats.spec import Model
-from specdec_plugins.model.spec import Symbols
+from specdec_plugins.model.spec import OutputRules, Symbols
+from specdec_plugins.settings import Settings
+
+
+class FairseqEngine(Engine):
+    """An engine that hands its requests to fairseq. It has no sessions."""
+
+    def __init__(self, pair: Pair, settings: Settings):
+        self.trained_block_size = pair.block_size
+        self._begin(pair, settings, None)
+        self.roles = Roles(NoDrafter(), Unverified(self.limits), TopBetaTau(), FixedLength(0))
+        device = usable_device(settings.device)
+        torch.set_num_threads(settings.threads or THREADS)
+        self._generator = FairseqGenerator(pair.verifier, device, getattr(torch, settings.dtype))
+
+    def adopt(self, settings: Settings) -> None:
+        super().adopt(settings)
+        self.search, self.beam = beam_of(settings, OutputRules()), None  # fairseq's own search, for all requests
+
+    def decode(self, requests: Sequence[Request], batch_size: int | None, max_tokens: int | None) -> Iterator[Hypothesis]:
+        for request in requests:
+            request.check(self.limits)
+        requests, lengths = sorted(requests, key=lambda each: -len(each.tokens)), (self.settings.max_len_a, self.max_len_b)
+        if requests:
+            rows = batch_size or len(requests)
+            yield from self._generator.decode(requests, self.search, rows, max_tokens, lengths, self.stats)
+
+    def session(self, *_, **__) -> Session:
+        raise ValueError("strategy fairseq has no sessions; use specdec or ar")
 
 
 class FairseqGenerator:
     """fairseq's `SequenceGenerator` for the engine's requests. Raises ValueError for a model that fairseq does not support."""
 
-    def __init__(self, model: Model, beam: Beam, device: str, dtype: torch.dtype):
+    def __init__(self, model: Model, device: str, dtype: torch.dtype):
         checkpoint = checkpoint_of(replace(model, spec=replace(model.spec, forced=())))
         logging.getLogger("fairseq").setLevel(logging.WARNING)  # importing it reports missing optional packages
         with needed("train", "strategy fairseq"):
@@ -46,19 +83,26 @@ class FairseqGenerator:
         self.model.load_state_dict(tensors(checkpoint["model"]), strict=True)
         self.model.make_generation_fast_()
         self.model.to(device=device, dtype=dtype).eval()
-        self.beam, self.device, self.forced = beam, device, model.spec.forced
+        self.device, self.forced = device, model.spec.forced
         self.limits = self.model.max_decoder_positions()
 
     def decode(
-        self, requests: Sequence[Request], rows: int, max_tokens: int | None, max_len_a: float, max_len_b: int, stats: DecodeStats
+        self,
+        requests: Sequence[Request],
+        beam: Beam,
+        rows: int,
+        max_tokens: int | None,
+        lengths: tuple[float, int],
+        stats: DecodeStats,
     ) -> Iterator[Hypothesis]:
         """Yield the best outputs of each request, in batches of at most ``rows`` and ``max_tokens`` source tokens with padding.
 
-        All requests share their minimum length and n-gram rule. As in fairseq, the longest source sets a batch's length limit.
+        All requests share their minimum length and n-gram rule. ``lengths`` are fairseq's --max-len-a and -b; as there, the
+        longest source sets a batch's length limit.
         """
         from fairseq.sequence_generator import SequenceGenerator
 
-        beam = self.beam
+        max_len_a, max_len_b = lengths
         generator = SequenceGenerator(
             [self.model],
             self.dictionaries[1],

@@ -1,0 +1,1 @@
+"""What ``specdec-prepare`` does."""
