@@ -66,8 +66,9 @@ class Translator:
     @classmethod
     @described(*SETTING_FIELDS)
     def from_pretrained(cls, folder: str, drafter: Drafter | str | None = None, **settings: Unpack[AllSettings]) -> "Translator":
-        """Load a model folder, ours or from Hugging Face. ``drafter`` replaces the folder's; it may name the folder of a smaller
-        model with the same vocabulary. Raises ValueError, and TypeError for an unknown setting.
+        """Load a model folder, ours or from Hugging Face. ``drafter`` replaces the folder's; it may name the folder of a drafter,
+        or of a smaller model with the same vocabulary. Both folders may be ORG/NAME of the Hub. Raises ValueError, and TypeError
+        for an unknown setting.
 
         Settings (those that shape no model may also be given to `translate`):
         """

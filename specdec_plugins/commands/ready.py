@@ -8,7 +8,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from specdec_plugins.formats import hub
+from specdec_plugins.formats import drafter_folder, hub
 from specdec_plugins.settings import UNTRAINED
 
 AnyPath = str | os.PathLike[str]
@@ -20,11 +20,24 @@ def model(name: AnyPath) -> str:
     if not folder.is_dir():
         raise ValueError(f"{folder}: not a model folder (not a folder)")
     if not any((folder / each).exists() for each in ("model.json", "config.json")):
+        if (folder / drafter_folder.NAME).exists():
+            raise ValueError(f"{folder}: a drafter; name its model with --model, and this with --drafter")
         raise ValueError(f"{folder}: not a model folder (no model.json in it)")
     if (folder / "model.json").exists():
         for file in files_of(folder / "model.json"):
             if Path(file).name == file and not (folder / file).exists():  # other names are refused when it is read
                 raise ValueError(f"{folder}: not a model folder (no {file} in it)")
+    return str(folder)
+
+
+def trained_drafter(name: AnyPath) -> str:
+    """The folder of a drafter, or of a model that drafts, which may be one of the Hub. Raises ValueError or ImportError."""
+    folder = hub.find_drafter(name)
+    entry = drafter_folder.drafter_in(folder)
+    if entry is None:
+        return model(folder)
+    if Path(entry.weights).name == entry.weights and not (folder / entry.weights).exists():
+        raise ValueError(f"{folder}: not a drafter folder (no {entry.weights} in it)")
     return str(folder)
 
 

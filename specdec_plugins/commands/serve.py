@@ -27,7 +27,7 @@ from specdec_plugins.settings import DTYPES, Fault, OptionError, Settings
 log = logging.getLogger(__name__)
 SWITCH = 0.0001  # seconds until a thread yields the interpreter, for which engines wait after each pass; usually 5 ms
 DRAIN = 5  # seconds that answers have to leave once translations have ended; clients may not read them
-OF_MODELS = ("rows", "queue", "device", "dtype", "draft-with")  # options that a model in a configuration may have
+OF_MODELS = ("rows", "queue", "device", "dtype", "drafter", "draft-with")  # options that a model in a configuration may have
 
 
 def parser() -> Parser:
@@ -89,6 +89,7 @@ def parser() -> Parser:
         help="of the weights (default: float32)",
     )
     add("--threads", type=whole, metavar="N", help="CPU threads, which the models share in turn (default: one per usable CPU)")
+    add("--drafter", metavar="DIR", help="a drafter's folder, or ORG/NAME of the Hub (default: the model folder's)")
     add("--draft-with", metavar="NAME", help="a drafter without training, for models without their own")
     return p
 
@@ -151,6 +152,8 @@ def check(options: argparse.Namespace) -> list[Fault]:
         faults.append(("port", f"{options.port:,} is not from 0 to 65,535"))
     for _, own in models or [("", options)]:
         faults += [each for each in out_of_range(own, "rows", "queue") if each not in faults]
+        if own.drafter and own.draft_with and (clash := ("drafter", "cannot be combined with --draft-with")) not in faults:
+            faults.append(clash)
         try:
             settings_of(own)
         except OptionError as error:
@@ -225,6 +228,8 @@ def run(options: argparse.Namespace) -> None:
     ready.writable_folder(options.glossaries)
     for _, own in models_of(options):
         ready.model(own.model)
+        if own.drafter:
+            ready.trained_drafter(own.drafter)
         ready.drafter(own.draft_with)
         ready.device(own.device)
     with needed("serve", "specdec-serve"):
@@ -249,7 +254,7 @@ def run(options: argparse.Namespace) -> None:
     threads = [EngineThread() for _ in range(SESSIONS)]
 
     def load(name: str, own: argparse.Namespace) -> Model:
-        translator = Translator.from_pretrained(own.model, **vars(settings_of(own)))
+        translator = Translator.from_pretrained(own.model, own.drafter, **vars(settings_of(own)))
         with suppress(NoLanguage):  # now, as a codec's libraries would hold up the first requests
             translator.codec.decode(translator.codec.encode("A.").text)
         return Model.of(name, AsyncTranslator(translator, own.rows, own.queue, threads))

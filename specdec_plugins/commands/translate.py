@@ -115,7 +115,8 @@ def add_options(groups: dict[str, argparse._ArgumentGroup]) -> None:
     model(
         "--drafter",
         metavar="PT|DIR",
-        help="fairseq checkpoint of its drafter; with --model, the folder of a smaller model with the same vocabulary",
+        help="with --model: a drafter's folder (see specdec-draft), ORG/NAME of the Hub, or a smaller model with the same "
+        "vocabulary; else a fairseq checkpoint",
     )
     model("--data", metavar="DIR", help="folder with both dictionaries (dict.LANG.txt)")
     model("--codes", metavar="FILE", help="BPE codes; not needed with --tokenized")
@@ -343,7 +344,7 @@ def require(options: argparse.Namespace) -> None:
     replaced by its folder."""
     if options.model:
         options.model = ready.model(options.model)
-        options.drafter = options.drafter and ready.model(options.drafter)
+        options.drafter = options.drafter and ready.trained_drafter(options.drafter)
     else:
         ready.readable(options.verifier, options.drafter, options.codes)
         ready.folder(options.data)

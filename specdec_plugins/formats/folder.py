@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_plugins.formats import checkpoint, description, fairseq, hub, huggingface, spec, tensors
+from specdec_plugins.formats import checkpoint, description, drafter_folder, fairseq, hub, huggingface, spec, tensors
 from specdec_plugins.formats.code import refuse_own_code
 from specdec_plugins.formats.description import CodecEntry, Description, DrafterEntry, VerifierEntry, codec_entry, read_json
 from specdec_plugins.formats.errors import listed
@@ -111,8 +111,16 @@ def with_prefix(pair: Pair, prefix: str) -> Pair:
 
 
 def with_drafter(pair: Pair, folder: str | os.PathLike[str]) -> Pair:
-    """The pair with the model of another folder, a smaller one with the same vocabulary, as its drafter. Raises ValueError."""
-    other = load_folder(folder)
+    """The pair with the drafter of another folder, which may be one of the Hub: a drafter folder or a model folder. A model that
+    has no drafter, a smaller one with the same vocabulary, drafts itself. Raises ValueError."""
+    found = hub.find_drafter(folder)
+    entry = drafter_folder.drafter_in(found)
+    if entry is not None:
+        drafter = _load_drafter(found, entry, pair.verifier)
+        return _checked(dataclasses.replace(pair, drafter=drafter), name=hub.title(str(found)))
+    other = load_folder(found)
+    if other.drafter is not None:  # of format 1
+        return _checked(dataclasses.replace(pair, drafter=other.drafter), name=other.name)
     faults = [
         f"another {side} vocabulary"
         for side in ("source", "target")
@@ -189,16 +197,7 @@ def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False) 
         trained_for = pair.drafter.verifier if pair.drafter else None
         mark = None if trained_for is None else spec.fingerprint(pair.verifier)
         verifier = VerifierEntry(spec=pair.verifier.spec, fingerprint=mark, **stored)
-        drafter = None
-        if (model := pair.drafter) is not None:
-            drafter = DrafterEntry(
-                spec=model.spec,
-                code=model.code,
-                block_size=model.block_size,
-                options=model.options,
-                verifier=model.verifier,
-                **_store(temporary, "drafter", model, pair.verifier.tensors, half),
-            )
+        drafter = None if pair.drafter is None else _store_drafter(temporary, pair.drafter, pair.verifier, half)
         languages = config.source_lang, config.target_lang
         described = Description(description.FORMAT, *languages, codec, verifier, drafter, alignment=pair.alignment)
         text = json.dumps(dataclasses.asdict(described), indent=1)
@@ -207,6 +206,23 @@ def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False) 
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
+
+
+def save_drafter(drafter: DrafterModel, verifier: Model, record: drafter_folder.Record, folder: Path) -> None:
+    """Write a drafter into a folder of its own, with what is recorded of its training."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drafter_folder.write_description(folder, _store_drafter(folder, drafter, verifier, half=False), record)
+
+
+def _store_drafter(folder: Path, drafter: DrafterModel, verifier: Model, half: bool) -> DrafterEntry:
+    return DrafterEntry(
+        spec=drafter.spec,
+        code=drafter.code,
+        block_size=drafter.block_size,
+        options=drafter.options,
+        verifier=drafter.verifier,
+        **_store(folder, "drafter", drafter, verifier.tensors, half),
+    )
 
 
 def _copy(files: Mapping[str, Path], folder: Path) -> dict[str, str]:
@@ -258,11 +274,13 @@ def _inside(folder: Path, name: str, most: int | None = None) -> Path:
 def _load_models(folder: Path, described: Description) -> tuple[Model, DrafterModel | None]:
     entry, drafting = described.verifier, described.drafter
     verifier = Model(entry.spec, _load_tensors(folder, "verifier", entry, {}))
-    if drafting is None:
-        return verifier, None
-    refuse_own_code(folder, "drafter", drafting.code)
-    weights = _load_tensors(folder, "drafter", drafting, verifier.tensors)
-    return verifier, DrafterModel(drafting.code, weights, drafting.spec, drafting.options, drafting.block_size, drafting.verifier)
+    return verifier, None if drafting is None else _load_drafter(folder, drafting, verifier)
+
+
+def _load_drafter(folder: Path, entry: DrafterEntry, verifier: Model) -> DrafterModel:
+    refuse_own_code(folder, "drafter", entry.code)
+    weights = _load_tensors(folder, "drafter", entry, verifier.tensors)
+    return DrafterModel(entry.code, weights, entry.spec, entry.options, entry.block_size, entry.verifier)
 
 
 def _load_tensors(
@@ -331,9 +349,9 @@ def _roles(name: str, verifier: Model | DrafterModel, drafter: Model | DrafterMo
     return verifier, drafter
 
 
-def _checked(pair: Pair, faults: Sequence[str] = (), mark: str | None = None) -> Pair:
+def _checked(pair: Pair, faults: Sequence[str] = (), mark: str | None = None, name: str = "") -> Pair:
     """The pair, if its vocabularies fit its models. Warns about a drafter that was trained for another verifier, whose
-    fingerprint is ``mark`` if known."""
+    fingerprint is ``mark`` if known; ``name`` is the drafter's folder, if not the pair's."""
     faults = list(faults)
     for role, model in (("verifier", pair.verifier), ("drafter", pair.drafter)):
         if model is None or model.spec is None:
@@ -348,8 +366,8 @@ def _checked(pair: Pair, faults: Sequence[str] = (), mark: str | None = None) ->
     if pair.alignment is not None:
         faults += [f"alignment: {fault}" for fault in pair.alignment.faults(pair.verifier.spec.decoder)]
     if faults:
-        raise checkpoint.CheckpointError(f"{pair.name}: " + "; ".join(faults))
+        raise checkpoint.CheckpointError(f"{name or pair.name}: " + "; ".join(faults))
     trained_for = pair.drafter.verifier if pair.drafter else None
     if trained_for is not None and trained_for != (mark or spec.fingerprint(pair.verifier)):
-        log.warning("%s: the drafter was trained for another verifier: fewer of its tokens will be accepted", pair.name)
+        log.warning("%s: the drafter was trained for another verifier: fewer of its tokens will be accepted", name or pair.name)
     return pair
