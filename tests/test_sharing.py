@@ -384,4 +384,4 @@ def test_a_model_of_the_hub_is_recorded_with_its_commit(served, environment, tmp
         f"drafting.Work = work\nraise SystemExit(draft.main({given}))"
     )
     commit = served.repositories["org/pair"][0]["main"]
-    assert f"specdec-draft: error: named org/pair@{commit}:" in run_forked(executed, code, **environment).stderr
+    assert f"specdec-draft: error: named org/pair@{commit}\n" in run_forked(executed, code, **environment).stderr
