@@ -140,6 +140,19 @@ def test_the_drafter_alone_is_what_the_model_has(folder, made, text, tmp_path):
     assert "--model verifier --drafter me/mine" in (tmp_path / "again/drafter/README.md").read_text()
 
 
+def test_the_models_other_drafters_stay(folder, made, text, tmp_path, monkeypatch):
+    """The new one drafts; another of the same kind is replaced."""
+    monkeypatch.setattr(costs, "ROUNDS", 1)
+    monkeypatch.setattr(drafting, "EVALUATIONS", 1)
+    for model, recipe, codes in (
+        (made, "block_causal", ["block_causal", "glide"]),
+        (tmp_path / "block_causal", "glide", ["glide", "block_causal"]),
+    ):
+        assert draft.main(arguments(model, text, tmp_path / recipe, "--updates", "2", "--recipe", recipe)) == 0
+        assert [each.code for each in load_folder(tmp_path / recipe).drafters] == codes
+        assert drafter_folder.read(tmp_path / recipe / "drafter").drafter.code == recipe
+
+
 def load_tensors(made):
     from safetensors.torch import load_file
 

@@ -265,8 +265,8 @@ def environment(served, tmp_path):
 
 def found_for(name, environment, **more):
     """The folder that a name means, before torch is loaded."""
-    result = run_forked(executed, f"from specdec_plugins.commands import ready; print(ready.trained_drafter({name!r}))",
-                        **{**environment, **more})  # fmt: skip
+    code = f"from specdec_plugins.commands import ready; print(ready.trained_drafter({name!r}, {str(PAIR)!r}))"
+    result = run_forked(executed, code, **{**environment, **more})
     assert result.returncode == 0, result.stderr
     return Path(result.stdout.strip())
 
@@ -287,9 +287,9 @@ def test_a_drafter_of_the_hub_by_name(served, environment, plain):
     assert drafter_folder.read(found_for("org/fast@v1", environment)).drafter.block_size == 5
 
 
-def test_of_a_model_only_the_drafter_is_fetched(served, environment, plain):
+def test_of_a_model_only_the_drafters_are_fetched(served, environment, plain):
     fetched = found_for("org/pair", environment)
-    assert sorted(served.asked) == names(fetched) == ["drafter.safetensors", "model.json"]
+    assert sorted(served.asked) == names(fetched) == ["drafter-2.safetensors", "drafter.safetensors", "model.json"]
     found, length = tokens_with(fetched)
     assert found == plain and length > 2
 
@@ -313,7 +313,8 @@ NOT_THERE = "not in the cache of huggingface_hub, or not whole"
         (PAIR, "org/damaged", {}, "drafter.json: damaged or not ours"),
         (PAIR, "org/incomplete", {}, "not a drafter folder (no drafter.safetensors in it)"),
         (PAIR, "org/marian", {}, f"cannot draft for {PAIR}: it has another source vocabulary and another target vocabulary"),
-        (PAIR, "fast", {}, "fast: no such folder; a drafter of the Hugging Face Hub is named ORG/NAME"),
+        (PAIR, "fast", {}, "fast: no such folder; a drafter of the Hugging Face Hub is named ORG/NAME; "
+                           f"drafters of {PAIR}: glide, block_causal"),
         ("org/fast", None, {}, "org/fast: a drafter; name its model with --model, and this with --drafter"),
     ],
 )  # fmt: skip

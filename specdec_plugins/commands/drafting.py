@@ -145,7 +145,7 @@ class Work:
 
     def __init__(self, options: Any, pair: Pair, say: Callable[[str], None], step: Callable[[str, float], None]):
         self.options, self.say, self.step = options, say, step
-        self.pair = replace(pair, drafter=None)
+        self.given, self.pair = pair, replace(pair, drafter=None, others=())
         self.languages = options.source_lang, options.target_lang
         self.folder = Path(options.output) / "training"
         self.threads = options.threads or usual_threads()
@@ -358,7 +358,7 @@ class Work:
         found, lines = self.evaluate(drafter, text.held), text.held
         measured = self.measured(drafter, lines)
         record = self.record(training, progress, text, found, measured)
-        pair, temporary = replace(self.pair, drafter=drafter), self.folder / "model"
+        pair, temporary = self.given.drafting(drafter), self.folder / "model"
         shutil.rmtree(temporary, ignore_errors=True)
         save_folder(pair, temporary)
         save_drafter(drafter, self.pair.verifier, record, temporary / SUBFOLDER)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from specdec_plugins.formats import drafter_folder, hub
+from specdec_plugins.formats.errors import brief
 from specdec_plugins.settings import UNTRAINED
 
 AnyPath = str | os.PathLike[str]
@@ -30,15 +31,22 @@ def model(name: AnyPath) -> str:
     return str(folder)
 
 
-def trained_drafter(name: AnyPath) -> str:
-    """The folder of a drafter, or of a model that drafts, which may be one of the Hub. Raises ValueError or ImportError."""
-    folder = hub.find_drafter(name)
-    entry = drafter_folder.drafter_in(folder)
-    if entry is None:
-        return model(folder)
-    if Path(entry.weights).name == entry.weights and not (folder / entry.weights).exists():
-        raise ValueError(f"{folder}: not a drafter folder (no {entry.weights} in it)")
-    return str(folder)
+def trained_drafter(name: str, model_folder: str) -> str:
+    """The name of one of a model's drafters as it is; else the folder of a drafter or of a model that drafts, perhaps one of the
+    Hub. Raises ValueError or ImportError."""
+    own = [each.code for each in drafter_folder.drafters_in(Path(model_folder))]
+    if name in own:
+        return name
+    try:
+        folder = hub.find_drafter(name)
+    except ValueError as error:
+        names = f"; drafters of {model_folder}: {', '.join(map(brief, own))}" if own and "/" not in name else ""
+        raise ValueError(f"{error}{names}") from None
+    entries = drafter_folder.drafters_in(folder)
+    for file in (each.weights for each in entries):
+        if Path(file).name == file and not (folder / file).exists():
+            raise ValueError(f"{folder}: not a drafter folder (no {file} in it)")
+    return str(folder) if entries else model(folder)
 
 
 def files_of(path: Path) -> list[str]:
@@ -47,6 +55,7 @@ def files_of(path: Path) -> list[str]:
 
     described = read_description(path)
     weights = [part.weights for part in (described.verifier, described.drafter) if part]
+    weights += [part.weights for part in getattr(described, "other_drafters", ())]
     return [*weights, *described.codec.files.values()]
 
 

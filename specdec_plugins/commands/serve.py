@@ -89,7 +89,7 @@ def parser() -> Parser:
         help="of the weights (default: float32)",
     )
     add("--threads", type=whole, metavar="N", help="CPU threads, which the models share in turn (default: one per usable CPU)")
-    add("--drafter", metavar="DIR", help="a drafter's folder, or ORG/NAME of the Hub (default: the model folder's)")
+    add("--drafter", metavar="DIR", help="one of the model's by name, a drafter's folder, or ORG/NAME of the Hub")
     add("--draft-with", metavar="NAME", help="a drafter without training, for models without their own")
     return p
 
@@ -227,9 +227,9 @@ def run(options: argparse.Namespace) -> None:
     keys = ready.keys(options.keys) if options.keys else None
     ready.writable_folder(options.glossaries)
     for _, own in models_of(options):
-        ready.model(own.model)
+        folder = ready.model(own.model)
         if own.drafter:
-            ready.trained_drafter(own.drafter)
+            ready.trained_drafter(own.drafter, folder)
         ready.drafter(own.draft_with)
         ready.device(own.device)
     with needed("serve", "specdec-serve"):

@@ -115,8 +115,8 @@ def add_options(groups: dict[str, argparse._ArgumentGroup]) -> None:
     model(
         "--drafter",
         metavar="PT|DIR",
-        help="with --model: a drafter's folder (see specdec-draft), ORG/NAME of the Hub, or a smaller model with the same "
-        "vocabulary; else a fairseq checkpoint",
+        help="with --model: the name of one of its drafters, a drafter's folder (see specdec-draft), ORG/NAME of the Hub, or a "
+        "smaller model with the same vocabulary; else a fairseq checkpoint",
     )
     model("--data", metavar="DIR", help="folder with both dictionaries (dict.LANG.txt)")
     model("--codes", metavar="FILE", help="BPE codes; not needed with --tokenized")
@@ -344,7 +344,7 @@ def require(options: argparse.Namespace) -> None:
     replaced by its folder."""
     if options.model:
         options.model = ready.model(options.model)
-        options.drafter = options.drafter and ready.trained_drafter(options.drafter)
+        options.drafter = options.drafter and ready.trained_drafter(options.drafter, options.model)
     else:
         ready.readable(options.verifier, options.drafter, options.codes)
         ready.folder(options.data)

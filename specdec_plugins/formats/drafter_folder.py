@@ -6,10 +6,10 @@
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from specdec_plugins.formats.description import Description, DrafterEntry, read_description, read_json
 from specdec_plugins.formats.errors import UNSAFE
@@ -109,12 +109,26 @@ def write_description(folder: Path, entry: DrafterEntry, record: Record) -> None
     write(folder / NAME, json.dumps(dataclasses.asdict(described), indent=1) + "\n")
 
 
-def drafter_in(folder: Path) -> DrafterEntry | None:
-    """The drafter of a drafter folder or of a model folder; None if there is none, or in a model folder of format 1.
-
-    Raises ValueError naming a damaged file.
-    """
+def drafters_in(folder: Path) -> tuple[DrafterEntry, ...]:
+    """The drafters of a drafter folder or of a model folder; of a model folder of format 1 none. Raises ValueError naming a
+    damaged file."""
     if (folder / "model.json").is_file():
         described = read_description(folder / "model.json")
-        return described.drafter if isinstance(described, Description) else None
-    return read(folder).drafter if (folder / NAME).is_file() else None
+        return described.drafters if isinstance(described, Description) else ()
+    return (read(folder).drafter,) if (folder / NAME).is_file() else ()
+
+
+class OnDevices(Protocol):
+    """A drafter, or its entry."""
+
+    @property
+    def devices(self) -> tuple[str, ...]: ...
+
+
+D = TypeVar("D", bound=OnDevices)
+
+
+def default(drafters: Sequence[D], device: str) -> D:
+    """Which of a model's drafters drafts on a device such as ``cuda:1``: one for it, else one for any, else the first."""
+    kind = device.partition(":")[0]
+    return min(drafters, key=lambda each: 0 if kind in each.devices else 1 + bool(each.devices))

@@ -95,10 +95,10 @@ def fetch_drafter(repository: str, revision: str | None) -> Path:
     if path is None:
         raise ValueError(f"{repository}: the repository has none of {', '.join(kinds)}, so it is no drafter")
     described = {} if path.name == "config.json" else _object(path)
-    drafter = described.get("drafter")
-    if not isinstance(drafter, dict) or (path.name == "model.json" and described.get("format") == 1):
+    drafters = _drafters(described)
+    if not drafters or (path.name == "model.json" and described.get("format") == 1):
         return folder if path.name == DRAFTER else fetch(repository, folder.name)  # reading a damaged drafter.json says so
-    _snapshot(repository, folder.name, [*kinds, *_patterns([drafter.get("weights")])])
+    _snapshot(repository, folder.name, [*kinds, *_patterns(each.get("weights") for each in drafters)])
     return folder
 
 
@@ -153,12 +153,19 @@ def _named_in(path: Path) -> list[str]:
     """The files that a model folder's description names, as patterns; loading the folder reports a damaged one."""
     described = _object(path)
     names = [described.get(name) for name in ("source_dict", "target_dict", "codes")]  # before format 3
-    for entry in (described.get(name) or {} for name in ("verifier", "drafter", "codec")):
+    for entry in [*(described.get(name) or {} for name in ("verifier", "codec")), *_drafters(described)]:
         try:
             names += [entry.get("weights"), *entry.get("files", {}).values()]
         except AttributeError:
             return []
     return _patterns(names)
+
+
+def _drafters(described: dict[str, Any]) -> list[dict[str, Any]]:
+    """The drafters of a description, as far as it is sound."""
+    others = described.get("other_drafters")
+    entries = [described.get("drafter"), *(others if isinstance(others, list) else [])]
+    return [each for each in entries if isinstance(each, dict)]
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class SystemServer:
         torch.set_num_threads(mix.threads)
         self.device = system.device
         build = CTranslate2 if system.strategy == "ctranslate2" else OwnSystem
-        pair = load_folder(model)
+        pair = load_folder(model, system.device)
         with refusals():
             self.decoder: OwnSystem | CTranslate2 = build(system, pair, mix, sources)
 
