@@ -58,15 +58,16 @@ class Translator:
     @classmethod
     @described(*SETTING_FIELDS)
     def from_pretrained(cls, folder: str, drafter: Drafter | str | None = None, **settings: Unpack[AllSettings]) -> "Translator":
-        """Load a model folder, ours or from Hugging Face. ``drafter`` replaces the folder's; it may name the folder of a smaller
-        model with the same vocabulary. Raises ValueError, and TypeError for an unknown setting.
+        """Load a model folder, ours or from Hugging Face. ``drafter`` replaces the folder's; it may name one of the folder's, the
+        folder of another, or that of a smaller model with the same vocabulary. Folders may be ORG/NAME of the Hub. Raises
+        ValueError, and TypeError for an unknown setting.
 
         Settings (those that shape no model may also be given to `translate`):
         """
         checked = settings_of(settings)
-        pair = load_folder(folder)
+        pair = load_folder(folder, checked.device)
         if isinstance(drafter, str):
-            return cls(with_drafter(pair, drafter), checked)
+            return cls(with_drafter(pair, drafter, checked.device), checked)
         return cls(pair, checked, drafter)
 
     def _use(self, engine: Engine) -> None:

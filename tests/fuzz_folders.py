@@ -107,6 +107,8 @@ def build(folder: Path) -> None:
     save_folder(replace(pair, verifier=marian), folder / "marian", half=True)
     for name, drafter in drafters_by_name().items():
         save_folder(replace(pair, drafter=drafter), folder / name)
+    first, second = drafters_by_name()["glide"], replace(drafters_by_name()["causal"], devices=("cuda",))
+    save_folder(replace(pair, drafter=first, others=(second,)), folder / "several")
     verifier = checkpoint.untrained() | fairseq.checkpoint_of(plain)
     verifier["model"] = tensors(verifier["model"])
     vars(verifier["args"]).update(source_lang="xa", target_lang="xb")

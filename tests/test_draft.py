@@ -5,6 +5,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -24,7 +25,9 @@ from test_one_file_codec import CHARACTERS, LANGUAGES, SYMBOLS
 
 from specdec_plugins.commands import draft, drafting, estimating
 from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier
-from specdec_plugins.formats.folder import Pair, load_folder, save_folder
+from specdec_plugins.formats import drafter_folder
+from specdec_plugins.formats.folder import Pair, load_folder, save_folder, with_drafter
+from specdec_plugins.formats.spec import fingerprint
 from specdec_plugins.measure import costs
 from specdec_plugins.measure.expectation import COMPARED, GROWTH, REACHED, Costs, acceptance, expected_gain, passes, pays
 from specdec_plugins.model.spec import Output
@@ -93,9 +96,13 @@ def test_from_text_to_a_folder_whose_outputs_are_the_models(folder, made, dtype)
 
 
 def test_the_folder_says_what_was_trained_on_what(folder, made):
-    record, pair = json.loads((made / "drafter.json").read_text()), load_folder(made)
-    assert record["verifier"] == pair.drafter.verifier and pair.drafter.block_size == 8 and record["updates"] == 40
-    assert record["lines"]["held_out"] == 10 and 0 < record["lines"]["trained"] <= 190 and record["tokens_per_pass"] > 1
+    record, pair = drafter_folder.read_record(made / "drafter"), load_folder(made)
+    assert pair.drafter.verifier == fingerprint(pair.verifier) and pair.drafter.block_size == 8
+    assert (record.model, record.source_lang, record.target_lang, record.data) == ("verifier", "xa", "xb", "text")
+    assert (record.updates, record.seed, record.held_out, record.licence) == (40, 1, 10, None) and 0 < record.trained <= 190
+    assert record.tokens_per_pass > 1 and {*record.gain} == {"1", "8"} and record.machine["date"] and record.threads == 1
+    command = "specdec-draft verifier --sources TEXT --output FOLDER --recipe glide --seed 1 --updates 40 --precision float32"
+    assert " ".join(record.command) == command
     before, after = (load_folder(each).verifier.tensors for each in (folder, made))
     assert {*before} == {*after} and all(np.array_equal(before[name], after[name]) for name in before)
     assert all(each.dtype == torch.float16 for name, each in load_tensors(made).items() if "vocabulary" not in name)
@@ -119,6 +126,36 @@ def test_every_recipe(folder, text, tmp_path, monkeypatch, recipe, more):
         str(drafter.options[name]) == value for name, value in (each.split("=") for each in more)
     )
     assert "length" not in drafter.options or drafter.block_size == drafter.options["length"]
+
+
+def test_the_drafter_alone_is_what_the_model_has(folder, made, text, tmp_path):
+    """A second run writes it anew, with what the card is told."""
+    assert sorted(each.name for each in (made / "drafter").iterdir()) == ["README.md", "drafter.json", "drafter.safetensors"]
+    assert not any(
+        str(each) in (made / "drafter" / name).read_text() for each in (made, text) for name in ("README.md", "drafter.json")
+    )
+    alone, whole = with_drafter(load_folder(folder), made / "drafter").drafter, load_folder(made).drafter
+    assert alone.tensors.keys() == whole.tensors.keys() and replace(alone, tensors={}) == replace(whole, tensors={})
+    assert all(torch.equal(alone.tensors[name], tensor) for name, tensor in whole.tensors.items())
+    shutil.copytree(made, tmp_path / "again")
+    more = ["--updates", "40", "--licence", "mit", "--data", "letters", "--name", "me/mine"]
+    assert draft.main(arguments(folder, text, tmp_path / "again", *more)) == 0
+    record = drafter_folder.read_record(tmp_path / "again/drafter")
+    assert (record.licence, record.data, record.name) == ("mit", "letters", "me/mine")
+    assert "--model verifier --drafter me/mine" in (tmp_path / "again/drafter/README.md").read_text()
+
+
+def test_the_models_other_drafters_stay(folder, made, text, tmp_path, monkeypatch):
+    """The new one drafts; another of the same kind is replaced."""
+    monkeypatch.setattr(costs, "ROUNDS", 1)
+    monkeypatch.setattr(drafting, "EVALUATIONS", 1)
+    for model, recipe, codes in (
+        (made, "block_causal", ["block_causal", "glide"]),
+        (tmp_path / "block_causal", "glide", ["glide", "block_causal"]),
+    ):
+        assert draft.main(arguments(model, text, tmp_path / recipe, "--updates", "2", "--recipe", recipe)) == 0
+        assert [each.code for each in load_folder(tmp_path / recipe).drafters] == codes
+        assert drafter_folder.read(tmp_path / recipe / "drafter").drafter.code == recipe
 
 
 def load_tensors(made):
@@ -318,8 +355,8 @@ def test_measured_costs_are_of_passes(folder, text, monkeypatch):
     """Each length is measured at each batch size, and a longer draft never costs half of a shorter one."""
     pair = load_folder(folder)
     plan = Plan.of("glide", [], 2, [0, 1, 2])
-    with_drafter = replace(pair, drafter=Training(plan, pair.verifier, []).drafter())
-    translator = Translator(with_drafter, drafting.Settings(strategy="specdec", block_size=8, threads=1))
+    drafted = replace(pair, drafter=Training(plan, pair.verifier, []).drafter())
+    translator = Translator(drafted, drafting.Settings(strategy="specdec", block_size=8, threads=1))
     requests = drafting.requests_of(translator, sentences(16), (None, None))
     before = translator.engine.roles
     found = costs.pass_costs(translator.engine, requests, 0.5)
@@ -448,4 +485,4 @@ def test_documentation(tmp_path, capsys):
     assert draft.main([*command, "--updates", "40", "--threads", "2"]) == 0
     said = capsys.readouterr().err
     assert "outputs identical to plain decoding's" in said
-    assert json.loads((tmp_path / "out/drafter.json").read_text())["tokens_per_pass"] > 1.5
+    assert drafter_folder.read_record(tmp_path / "out/drafter").tokens_per_pass > 1.5

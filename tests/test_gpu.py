@@ -28,7 +28,7 @@ from specdec_plugins.decoding.loading import COPY, DRAFT_VOCABULARY, SUCCESSOR, 
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.verifier import ModelVerifier
-from specdec_plugins.formats.folder import load_folder
+from specdec_plugins.formats.folder import load_folder, with_drafter
 from specdec_plugins.formats.spec import DrafterModel
 
 DTYPES = ["float32", pytest.param("float16", marks=pytest.mark.long), "bfloat16"]
@@ -84,9 +84,9 @@ def tiny_sources(count):
 
 
 @cache
-def demo():
+def demo(code):
     pytest.importorskip("safetensors", reason="the shipped pair needs safetensors")
-    pair = load_folder(ROOT / "data" / "demo.en-de")
+    pair = with_drafter(load_folder(ROOT / "data" / "demo.en-de"), code)
     lines = (ROOT / "data" / "demo.bpe").read_text(encoding="utf-8").splitlines()
     return (pair.verifier, pair.drafter), [[*pair.source.ids(line.split()), pair.verifier.spec.symbols.eos] for line in lines]
 
@@ -183,9 +183,10 @@ def test_in_float64_the_output_is_that_of_a_cpu(device):
         for each in (("float32", 32), ("bfloat16", 1), ("float16", 1), ("float16", 32))
     ],
 )
-def test_exact_decoding_is_ar_decoding(dtype, rows, device):
+@pytest.mark.parametrize("code", ["glide", "block_causal"])
+def test_exact_decoding_is_ar_decoding(dtype, rows, code, device):
     """Except at near ties: a wider pass rounds differently."""
-    pair, sources = demo()
+    pair, sources = demo(code)
     sources = sources * (rows // 16 or 1) if device.type == "cuda" else sources[::2]
     limits = [60] * len(sources)
     roles = loaded(pair, device, dtype, recorder(device) if device.type == "cuda" else EAGER)
@@ -197,7 +198,7 @@ def test_exact_decoding_is_ar_decoding(dtype, rows, device):
             differing += one != two
             assert one == two or gap(judge, source, one, two) <= ROUNDING[dtype]
         assert stats.accepted > 0.4 * stats.committed, "drafts of the shipped pair are mostly accepted"
-    print(f"{device}, {dtype}, batches of {rows}: {differing} of {3 * len(sources)} outputs differ from ar, at ties")
+    print(f"{device}, {code}, {dtype}, batches of {rows}: {differing} of {3 * len(sources)} outputs differ from ar, at ties")
 
 
 def gap(verifier, source, one, two):

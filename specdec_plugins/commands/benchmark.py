@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> None:
     from specdec_plugins.settings import Settings
     from specdec_plugins.translator import Translator
 
-    pair = load_folder(options.model)
+    pair = load_folder(options.model, options.device)
     # Drafting systems may accept shorter sources than the verifier alone.
     reader = Translator(pair, Settings(strategy="specdec" if pair.drafter else "ar", threads=1, kernels=options.kernels))
     text = read_text(reader, options.input, options.reference, options.sentences, options.tokenized)

@@ -55,7 +55,10 @@ def show(model: Path, text: Path, batch_size: int) -> None:
     lines, pair = list(read_lines(text)), load_folder(model)
     translators = {
         "ar: one token per pass": Translator(pair, Settings(strategy="ar")),
-        "specdec, exact": Translator(pair, Settings(strategy="specdec")),
+        **{
+            "specdec, exact" + f", {each.code}" * (number > 0): Translator(pair.drafting(each), Settings(strategy="specdec"))
+            for number, each in enumerate(pair.drafters)
+        },
         f"specdec, beta {BETA}, tau {TAU}": Translator(pair, Settings(beta=BETA, tau=TAU, block_size="auto")),
     }
     seconds: dict[str, list[float]] = {name: [] for name in translators}
@@ -66,7 +69,8 @@ def show(model: Path, text: Path, batch_size: int) -> None:
             results[name] = translator.translate(lines, batch_size=batch_size)
             seconds[name].append(decoding_seconds(translator) - before)
 
-    for line, plain, *others in zip(lines, *results.values()):
+    shown = list(results.values())
+    for line, plain, *others in zip(lines, *shown[:2], shown[-1]):
         print(f"source    {line}\nar        {plain.text}  ({plain.iterations} passes)")
         for name, found in zip(("exact", "tolerant"), others):
             print(f"{name:9} {'the same' if found.tokens == plain.tokens else found.text}  ({found.iterations} passes)")

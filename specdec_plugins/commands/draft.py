@@ -1,4 +1,5 @@
-"""The command ``specdec-draft``: a drafter for a model, trained on source text alone; or an estimate of what one would bring."""
+"""The command ``specdec-draft``: a drafter for a model, trained on source text alone; an estimate of what one would bring; or the
+card of one that is trained."""
 
 import argparse
 import os
@@ -9,7 +10,9 @@ from specdec_plugins.commands import ready
 from specdec_plugins.commands.progress import Steps
 from specdec_plugins.commands.runner import Parser, command, number, out_of_range, same_file, whole
 from specdec_plugins.extras import needed
-from specdec_plugins.formats.errors import printable
+from specdec_plugins.formats import hub
+from specdec_plugins.formats.drafter_folder import LICENCE, MAX_TEXT
+from specdec_plugins.formats.errors import brief, printable
 from specdec_plugins.settings import Fault
 
 MOST_MINUTES = 100_000.0
@@ -18,15 +21,24 @@ MOST_MINUTES = 100_000.0
 def parser() -> Parser:
     p = Parser(
         prog="specdec-draft",
-        description="Train a drafter for a model from source text, and write a copy of the model that has it. Run again, it "
-        "continues where it stopped.",
+        description="Train a drafter for a model from source text, and write a copy of the model that has it, and the drafter "
+        "alone with a model card. Run again, it continues where it stopped.",
     )
-    p.add_argument("model", metavar="MODEL", help="model folder, Hugging Face folder, or ORG/NAME of its Hub")
+    p.add_argument(
+        "model", metavar="MODEL", help="model folder, Hugging Face folder, or ORG/NAME of its Hub; with --card, what was written"
+    )
     p.add_argument("--sources", metavar="TEXT", help="source text, one sentence per line, as you translate it; .gz allowed")
     p.add_argument("--output", metavar="FOLDER", help="the folder to make")
     p.add_argument("--minutes", type=number, default=20.0, metavar="M",
                    help="time for translating the text and training, at most (default: 20)")  # fmt: skip
     p.add_argument("--estimate", action="store_true", help="only say, in a minute, what a drafter would bring on this machine")
+    p.add_argument("--card", action="store_true", help="only write a trained drafter's model card (README.md) anew")
+    p.add_argument(
+        "--licence", metavar="ID", help="the drafter's licence, for its card, as the Hub names it: cc-by-4.0, mit, ..."
+    )
+    p.add_argument("--data", metavar="WHAT", help="what the text is, for the card: words, or ORG/NAME of a data set of the Hub "
+                   "(default: the file's name)")  # fmt: skip
+    p.add_argument("--name", metavar="ORG/NAME", help="the drafter's name on the Hub, for the card")
     p.add_argument("--recipe", default="glide", metavar="NAME",
                    help="the drafter: glide (default), block_causal, another of docs/drafters.md, or module:object")  # fmt: skip
     p.add_argument(
@@ -41,7 +53,7 @@ def parser() -> Parser:
     p.add_argument("--precision", choices=("auto", "float32", "bf16"), default="auto",
                    help="of matrix products in training (default: the faster one)")  # fmt: skip
     p.add_argument("--seed", type=whole, default=1, metavar="S", help="(default: 1)")
-    p.rare = {"updates", "precision", "seed", "drafter_options"}
+    p.rare = {"updates", "precision", "seed", "drafter_options", "data", "name"}
     return p
 
 
@@ -51,7 +63,17 @@ def check(options: argparse.Namespace) -> list[Fault]:
         faults.append(("minutes", f"{options.minutes:g} is not a time up to {MOST_MINUTES:,.0f}"))
     if not 0 <= options.seed < 2**63:
         faults.append(("seed", f"{options.seed} is not from 0 to 2^63 - 1"))
-    if not options.estimate:
+    if options.licence is not None and not LICENCE.fullmatch(options.licence):
+        faults.append(("licence", f"{brief(options.licence, 80)} is not an identifier such as cc-by-4.0 or mit"))
+    if options.name is not None and (not hub.NAME.fullmatch(options.name) or "@" in options.name):
+        faults.append(("name", f"{brief(options.name, 80)} is not ORG/NAME"))
+    if options.data is not None and (len(options.data) > MAX_TEXT or printable(options.data) != options.data):
+        faults.append(("data", f"is not one line of at most {MAX_TEXT} characters"))
+    if options.card:
+        faults += [
+            (name, "cannot be combined with --card") for name in ("sources", "output", "estimate") if getattr(options, name)
+        ]
+    elif not options.estimate:
         faults += [(name, "is missing") for name in ("sources", "output") if getattr(options, name) is None]
         if same_file(options.model, options.output):
             faults.append(("output", f"{options.output} is the model's own folder"))
@@ -59,13 +81,18 @@ def check(options: argparse.Namespace) -> list[Fault]:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Train or estimate. Raises ValueError, OSError or ImportError."""
+    """Train, estimate or write a card. Raises ValueError, OSError or ImportError."""
+    if options.card:
+        from specdec_plugins.commands.card import rewrite
+
+        return print(f"{printable(rewrite(options))}: written")
     ready.readable(options.sources)
     output = options.output and Path(options.output)
     if output and output.exists() and not (output / "training").is_dir():
         ready.new_folder(output)  # refuses it
     ready.writable_folder(output)
-    options.model = ready.model(options.model)
+    given, options.model = options.model, ready.model(options.model)
+    options.named = hub.short(given) if os.path.exists(given) else hub.pinned(given, options.model)
     # Read when torch loads. Threads that wait for each other would spin, which beside other programs costs them their turns: two
     # threads on two cores under a load of 6 made an update in 9.3 seconds, with this in 1.8.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -86,6 +113,7 @@ def run(options: argparse.Namespace) -> None:
     with Steps(1.0) as steps:
         Work(options, pair, steps.warn, steps.step).run()
     print(f"{printable(options.output)}: the model with its drafter, for --model")
+    print(f"{printable(output / 'drafter')}: the drafter alone, for --drafter and to share")
 
 
 main = command(parser, run, check, resumption=": run the same command to resume")

@@ -1,7 +1,7 @@
 """What ``specdec-draft`` does: distil, train, evaluate, write; resumable at any moment.
 
 An output folder holds the work in ``training/``: ``run.json`` says what is trained, ``pairs.jsonl`` has the verifier's
-translations, ``state.pt`` the training. The model's files follow at the end.
+translations, ``state.pt`` the training. The model's files follow at the end, and ``drafter/``, the drafter alone with its card.
 """
 
 import fcntl
@@ -21,12 +21,16 @@ from typing import Any, NamedTuple
 
 import torch
 
+from specdec_plugins import __version__
+from specdec_plugins.commands.card import SUBFOLDER, write_card
+from specdec_plugins.commands.runner import option_name
 from specdec_plugins.commands.watch import duration
 from specdec_plugins.cpus import usual_threads
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.requests import Request
+from specdec_plugins.formats.drafter_folder import Record, read
 from specdec_plugins.formats.files import write
-from specdec_plugins.formats.folder import Pair, save_folder
+from specdec_plugins.formats.folder import Pair, save_drafter, save_folder
 from specdec_plugins.formats.spec import DrafterModel, fingerprint
 from specdec_plugins.measure.costs import pass_costs
 from specdec_plugins.measure.expectation import Costs, acceptance, expected_gain, pays
@@ -141,7 +145,7 @@ class Work:
 
     def __init__(self, options: Any, pair: Pair, say: Callable[[str], None], step: Callable[[str, float], None]):
         self.options, self.say, self.step = options, say, step
-        self.pair = replace(pair, drafter=None)
+        self.given, self.pair = pair, replace(pair, drafter=None, others=())
         self.languages = options.source_lang, options.target_lang
         self.folder = Path(options.output) / "training"
         self.threads = options.threads or usual_threads()
@@ -349,33 +353,67 @@ class Work:
 
     def end(self, training: Training, progress: Progress, text: Text, reason: str) -> None:
         """Write the model with its drafter and say what it is worth. Raises ValueError if an output differs from a plain one."""
-        options, output, drafter = self.options, Path(self.options.output), training.drafter()
+        output, drafter = Path(self.options.output), training.drafter()
         self.step("measuring", 1.0)
         found, lines = self.evaluate(drafter, text.held), text.held
         measured = self.measured(drafter, lines)
-        pair, temporary = replace(self.pair, drafter=drafter), self.folder / "model"
+        record = self.record(training, progress, text, found, measured)
+        pair, temporary = self.given.drafting(drafter), self.folder / "model"
         shutil.rmtree(temporary, ignore_errors=True)
         save_folder(pair, temporary)
-        record = {
-            "verifier": training.mark, "recipe": options.recipe, "options": dict(training.plan.options), "sources": text.digest,
-            "lines": {"trained": len(training.pairs), "held_out": len(lines)}, "updates": training.updates,
-            "precision": progress.precision, "tokens_per_pass": round(found.tokens, 3),
-            "acceptance": [round(each, 3) for each in found.acceptance],
-            "gain": {str(rows): round(gain, 2) for rows, gain in measured.items()},
-            "machine": machine(),
-        }  # fmt: skip
-        write(temporary / "drafter.json", json.dumps(record, indent=1) + "\n")
-        names = sorted((each.name for each in temporary.iterdir()), key=lambda name: name == "model.json")
+        save_drafter(drafter, self.pair.verifier, record, temporary / SUBFOLDER)
+        write_card(temporary / SUBFOLDER, read(temporary / SUBFOLDER).drafter, record)
+        (output / SUBFOLDER).mkdir(exist_ok=True)
+        names = sorted(
+            (path.relative_to(temporary) for path in temporary.rglob("*") if path.is_file()),
+            key=lambda path: path.name == "model.json",
+        )
         for name in names:  # model.json last: until then this is no model folder, or still the earlier one
             os.replace(temporary / name, output / name)
-        temporary.rmdir()
+        shutil.rmtree(temporary)
         made = f"{found.tokens:.2f} tokens a pass after {training.updates:,} updates"
         self.say(f"{reason}: {made}, measured gain {by_rows(measured)}, all outputs identical to plain decoding's")
+
+    def record(
+        self, training: Training, progress: Progress, text: Text, found: Evaluation, measured: Mapping[int, float]
+    ) -> Record:
+        options, config = self.options, self.pair.config
+        given = {
+            "sources": "TEXT", "output": "FOLDER", "recipe": options.recipe, "seed": options.seed,
+            "minutes" if self.timed else "updates": f"{options.minutes:g}" if self.timed else options.updates,
+            "precision": options.precision, "source_lang": self.languages[0], "target_lang": self.languages[1],
+        }  # fmt: skip
+        words = [word for name, value in given.items() if value is not None for word in (option_name(name), str(value))]
+        own = ["--drafter-options", *options.drafter_options] if options.drafter_options else []
+        return Record(
+            model=options.named,
+            source_lang=self.languages[0] or config.source_lang,
+            target_lang=self.languages[1] or config.target_lang,
+            multilingual=any(self.languages),
+            data=options.data or Path(options.sources).name,
+            data_sha256=text.digest,
+            trained=len(training.pairs),
+            held_out=len(text.held),
+            updates=training.updates,
+            seed=options.seed,
+            precision=progress.precision,
+            tokens_per_pass=round(found.tokens, 3),
+            acceptance=tuple(round(each, 3) for each in found.acceptance),
+            gain={str(rows): round(gain, 2) for rows, gain in measured.items()},
+            dtype=self.dtype,
+            threads=self.threads,
+            machine=machine(),
+            command=("specdec-draft", options.named, *words, *own),
+            specdec=__version__,
+            licence=options.licence,
+            name=options.name,
+        )
 
     def measured(self, drafter: DrafterModel, lines: Sequence[str]) -> dict[int, float]:
         """The gain in speed by batch size, with the default draft lengths; plain decoding and drafts in turn. Raises ValueError
         if an output differs."""
         plain, drafting = self.translator(None), self.translator(drafter)
+        self.dtype = getattr(getattr(plain.engine.roles.verifier, "model", None), "dtype", "float32")  # PyTorch's without kernels
         taken: dict[tuple[int, bool], float] = {}
         for rows in (1, 8):
             some = lines if rows > 1 else lines[: len(lines) // 2]

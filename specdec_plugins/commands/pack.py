@@ -26,7 +26,10 @@ def parser() -> Parser:
         metavar="PT|DIR",
         help="fairseq checkpoint of the autoregressive model, or the model folder that has it",
     )
-    p.add_argument("--drafter", metavar="PT", help="fairseq checkpoint of the drafter")
+    p.add_argument("--drafter", metavar="PT|DIR", help="fairseq checkpoint of the drafter; with a model folder, also its folder")
+    p.add_argument("--add", action="store_true", help="keep the model folder's drafters that are of another kind")
+    p.add_argument("--devices", nargs="+", choices=("cpu", "cuda"), default=[], metavar="D",
+                   help="cpu, cuda: where this drafter is the folder's default (default: where no other is)")  # fmt: skip
     p.add_argument("--data", metavar="DIR", help="folder with both dictionaries (dict.LANG.txt); a model folder has its own")
     p.add_argument("--codes", metavar="FILE", help="BPE codes; without them the folder translates only subwords")
     p.add_argument("-s", "--source-lang", metavar="LANG", help="(default: the verifier's)")
@@ -46,9 +49,12 @@ def parser() -> Parser:
 
 def check(options: argparse.Namespace) -> list[Fault]:
     faults = out_of_range(options, "block_size")
-    needed = [name for name in ("block_size", "draft_vocabulary") if getattr(options, name) and not options.drafter]
+    needed = [
+        name for name in ("block_size", "draft_vocabulary", "add", "devices") if getattr(options, name) and not options.drafter
+    ]
     faults += [(name, "requires --drafter") for name in needed]
     if not Path(options.verifier).is_dir():
+        faults += [("add", "requires a model folder")] * options.add
         return faults + [("data", "is required with a checkpoint")] * (not options.data)
     given = [name for name in ("data", "codes", "source_lang", "target_lang") if getattr(options, name)]
     return faults + [(name, "cannot be combined with a model folder, which has its own") for name in given]
@@ -62,22 +68,30 @@ def run(options: argparse.Namespace) -> None:
     else:
         ready.readable(options.verifier, options.codes)
         ready.folder(options.data)
-    ready.readable(options.drafter, options.draft_vocabulary)
+    if options.drafter and Path(options.drafter).is_dir() and Path(options.verifier).is_dir():
+        ready.trained_drafter(options.drafter, options.verifier)
+    else:
+        ready.readable(options.drafter)
+    ready.readable(options.draft_vocabulary)
     import numpy as np
 
     from specdec_plugins.decoding.loading import DRAFT_VOCABULARY
     from specdec_plugins.formats import folder as model_folder
+    from specdec_plugins.formats.drafter_folder import default
     from specdec_plugins.settings import Settings
     from specdec_plugins.translator import Translator
 
     pair = load(options)
     if drafter := pair.drafter:
-        drafter = replace(drafter, block_size=options.block_size or drafter.block_size)
+        devices = tuple(options.devices) or drafter.devices
+        drafter = replace(drafter, block_size=options.block_size or drafter.block_size, devices=devices)
         if options.draft_vocabulary:
             tokens = np.array(frequent_in(options.draft_vocabulary, pair.target), np.int64)
             drafter = replace(drafter, tensors={**drafter.tensors, DRAFT_VOCABULARY: tokens})
         pair = replace(pair, drafter=drafter)
     Translator(pair, Settings(strategy="specdec" if drafter else "ar"))  # raises if the pair cannot decode
+    if pair.drafters:
+        pair = pair.drafting(default(pair.drafters, "cpu"))  # comes first
     sizes = model_folder.save_folder(pair, options.output, options.half)
     model_folder.load_folder(options.output)
     print_sizes(sizes, options.output)
@@ -86,16 +100,20 @@ def run(options: argparse.Namespace) -> None:
 def load(options: argparse.Namespace) -> "Pair":
     """The verifier, with the drafter if one is given."""
     from specdec_plugins.formats import checkpoint, fairseq
-    from specdec_plugins.formats.folder import load_folder, load_parts
+    from specdec_plugins.formats.folder import load_folder, load_parts, with_drafter
     from specdec_plugins.formats.spec import DrafterModel
 
     if not Path(options.verifier).is_dir():
         paths = options.verifier, options.drafter, options.data, options.source_lang, options.target_lang, options.codes
         return load_parts(*paths)
-    drafter = fairseq.read(checkpoint.load(options.drafter), options.drafter) if options.drafter else None
-    if drafter is not None and not isinstance(drafter, DrafterModel):
+    pair = load_folder(options.verifier)
+    if not options.drafter:
+        return replace(pair, drafter=None, others=())
+    folder = Path(options.drafter)
+    drafter = with_drafter(pair, folder).drafter if folder.is_dir() else fairseq.read(checkpoint.load(folder), options.drafter)
+    if not isinstance(drafter, DrafterModel):
         raise ValueError(f"--drafter {options.drafter} is not a drafter")
-    return replace(load_folder(options.verifier), drafter=drafter)
+    return pair.drafting(drafter) if options.add else replace(pair, drafter=drafter, others=())
 
 
 def frequent_in(path: Path, target: "Vocabulary") -> list[int]:

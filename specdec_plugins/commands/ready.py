@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from specdec_plugins.extras import needed
-from specdec_plugins.formats import hub
+from specdec_plugins.formats import drafter_folder, hub
+from specdec_plugins.formats.errors import brief
 from specdec_plugins.settings import UNTRAINED
 
 AnyPath = str | os.PathLike[str]
@@ -21,6 +22,8 @@ def model(name: AnyPath) -> str:
     if not folder.is_dir():
         raise ValueError(f"{folder}: not a model folder (not a folder)")
     if not any((folder / each).exists() for each in ("model.json", "config.json")):
+        if (folder / drafter_folder.NAME).exists():
+            raise ValueError(f"{folder}: a drafter; name its model with --model, and this with --drafter")
         raise ValueError(f"{folder}: not a model folder (no model.json in it)")
     if (folder / "model.json").exists():
         for file in files_of(folder / "model.json"):
@@ -29,12 +32,31 @@ def model(name: AnyPath) -> str:
     return str(folder)
 
 
+def trained_drafter(name: str, model_folder: str) -> str:
+    """The name of one of a model's drafters as it is; else the folder of a drafter or of a model that drafts, perhaps one of the
+    Hub. Raises ValueError or ImportError."""
+    own = [each.code for each in drafter_folder.drafters_in(Path(model_folder))]
+    if name in own:
+        return name
+    try:
+        folder = hub.find_drafter(name)
+    except ValueError as error:
+        names = f"; drafters of {model_folder}: {', '.join(map(brief, own))}" if own and "/" not in name else ""
+        raise ValueError(f"{error}{names}") from None
+    entries = drafter_folder.drafters_in(folder)
+    for file in (each.weights for each in entries):
+        if Path(file).name == file and not (folder / file).exists():
+            raise ValueError(f"{folder}: not a drafter folder (no {file} in it)")
+    return str(folder) if entries else model(folder)
+
+
 def files_of(path: Path) -> list[str]:
     """The names of the files that a ``model.json`` asks for. Raises ValueError if it is damaged."""
     from specdec_plugins.formats.description import read_description
 
     described = read_description(path)
     weights = [part.weights for part in (described.verifier, described.drafter) if part]
+    weights += [part.weights for part in getattr(described, "other_drafters", ())]
     return [*weights, *described.codec.files.values()]
 
 

@@ -24,7 +24,7 @@ from specdec_plugins.formats import hub
 from specdec_plugins.settings import DTYPES, Fault, OptionError, Settings
 
 SWITCH = 0.0001  # seconds until a thread yields the interpreter, for which engines wait after each pass; usually 5 ms
-OF_MODELS = ("rows", "queue", "device", "dtype", "draft-with")  # options that a model in a configuration may have
+OF_MODELS = ("rows", "queue", "device", "dtype", "drafter", "draft-with")  # options that a model in a configuration may have
 
 
 def parser() -> Parser:
@@ -86,6 +86,7 @@ def parser() -> Parser:
         help="of the weights (default: float32)",
     )
     add("--threads", type=whole, metavar="N", help="CPU threads, which the models share in turn (default: one per usable CPU)")
+    add("--drafter", metavar="DIR", help="one of the model's by name, a drafter's folder, or ORG/NAME of the Hub")
     add("--draft-with", metavar="NAME", help="a drafter without training, for models without their own")
     return p
 
@@ -148,6 +149,8 @@ def check(options: argparse.Namespace) -> list[Fault]:
         faults.append(("port", f"{options.port:,} is not from 0 to 65,535"))
     for _, own in models or [("", options)]:
         faults += [each for each in out_of_range(own, "rows", "queue") if each not in faults]
+        if own.drafter and own.draft_with and (clash := ("drafter", "cannot be combined with --draft-with")) not in faults:
+            faults.append(clash)
         try:
             settings_of(own)
         except OptionError as error:
@@ -219,7 +222,9 @@ def require(options: argparse.Namespace) -> frozenset[str] | None:
     keys = ready.keys(options.keys) if options.keys else None
     ready.writable_folder(options.glossaries)
     for _, own in models_of(options):
-        ready.model(own.model)
+        folder = ready.model(own.model)
+        if own.drafter:
+            ready.trained_drafter(own.drafter, folder)
         ready.drafter(own.draft_with)
         ready.device(own.device)
     return keys
@@ -244,7 +249,10 @@ def run(options: argparse.Namespace) -> None:
     bounds = options.max_characters, options.max_texts, options.timeout
     limits = Limits(*bounds, per_minute=options.max_per_minute, quota=options.quota)
     threads = [EngineThread() for _ in range(SESSIONS)]
-    loads = [partial(load, name, own.model, settings_of(own), own.rows, own.queue, threads) for name, own in models_of(options)]
+    loads = [
+        partial(load, name, own.model, own.drafter, settings_of(own), own.rows, own.queue, threads)
+        for name, own in models_of(options)
+    ]
     try:
         service = Service([each() for each in loads], limits, keys, glossaries)
         address = options.host, options.port

@@ -115,7 +115,7 @@ def require(options: argparse.Namespace) -> None:
     is replaced by its folder."""
     if options.model:
         options.model = ready.model(options.model)
-        options.drafter = options.drafter and ready.model(options.drafter)
+        options.drafter = options.drafter and ready.trained_drafter(options.drafter, options.model)
     else:
         ready.readable(options.verifier, options.drafter, options.codes)
         ready.folder(options.data)

@@ -17,6 +17,7 @@ from specdec_plugins.text.tokenizers import BYTE_LEVEL, TOKENIZERS
 
 FORMAT = 4
 MAX_JSON_BYTES = 1_000_000
+MAX_DRAFTERS = 8  # of a model folder
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class VerifierEntry:
 
 @dataclass(frozen=True)
 class DrafterEntry:
-    """The drafter in ``model.json``; see `DrafterModel`."""
+    """A drafter in ``model.json``; see `DrafterModel`. It is the default on its ``devices``, such as ``cuda``."""
 
     weights: str
     spec: ModelSpec | None
@@ -43,6 +44,7 @@ class DrafterEntry:
     aliases: Mapping[str, str] = field(default_factory=dict)
     shared: tuple[str, ...] = ()
     sinusoidal: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,16 @@ class Description(Languages):
     codec: CodecEntry
     verifier: VerifierEntry
     drafter: DrafterEntry | None
+    other_drafters: tuple[DrafterEntry, ...] = ()
+
+    def __post_init__(self) -> None:
+        codes = [each.code for each in self.drafters]
+        if self.other_drafters and (self.drafter is None or len({*codes}) < len(codes) or len(codes) > MAX_DRAFTERS):
+            raise ValueError(f"other_drafters: at most {MAX_DRAFTERS - 1} beside drafter, each of another code")
+
+    @property
+    def drafters(self) -> tuple[DrafterEntry, ...]:
+        return (() if self.drafter is None else (self.drafter,)) + self.other_drafters
 
 
 @dataclass(frozen=True)
@@ -129,7 +141,9 @@ def read_description(path: Path) -> Description | DescriptionOfFormat1:
         if version == 1:
             return old
         codec = codec_entry(old.tokenizer, old.source_dict, old.target_dict, old.codes) if version == 2 else old.codec
-        return Description(FORMAT, old.source_lang, old.target_lang, codec, old.verifier, old.drafter, alignment=old.alignment)
+        others = old.other_drafters if version == FORMAT else ()
+        named = old.source_lang, old.target_lang
+        return Description(FORMAT, *named, codec, old.verifier, old.drafter, others, alignment=old.alignment)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_plugins.formats import checkpoint, description, fairseq, hub, huggingface, spec, tensors
+from specdec_plugins.formats import checkpoint, description, drafter_folder, fairseq, hub, huggingface, spec, tensors
 from specdec_plugins.formats.arrays import WEIGHT_DTYPES, Arrays, address, array, equal
 from specdec_plugins.formats.code import refuse_own_code
 from specdec_plugins.formats.description import CodecEntry, Description, DrafterEntry, VerifierEntry, codec_entry, read_json
@@ -41,7 +41,7 @@ SMALL_BLOCK = 8  # longest draft of a smaller model: each token costs a pass of 
 
 @dataclass(frozen=True)
 class Pair:
-    """A verifier, its drafter if any, and their codec with its configuration."""
+    """A verifier, its drafter if any, and their codec with its configuration. ``others`` are drafters that may take its place."""
 
     name: str
     verifier: Model
@@ -49,6 +49,7 @@ class Pair:
     codec: Codec
     config: CodecConfig
     alignment: Heads | None = None  # the verifier's heads that align best; None: not measured
+    others: tuple[DrafterModel, ...] = ()
 
     @classmethod
     def open(cls, verifier: Model, drafter: DrafterModel | None, config: CodecConfig) -> "Pair":
@@ -64,14 +65,24 @@ class Pair:
         return self.codec.target
 
     @property
+    def drafters(self) -> tuple[DrafterModel, ...]:
+        """All, of different codes."""
+        return (() if self.drafter is None else (self.drafter,)) + self.others
+
+    def drafting(self, drafter: DrafterModel) -> "Pair":
+        """The pair with this drafter, in place of one of the same code; the one it had is another."""
+        others = tuple(each for each in self.drafters if each.code != drafter.code)
+        return dataclasses.replace(self, drafter=drafter, others=others)
+
+    @property
     def block_size(self) -> int:
         """The drafter's draft length in training; 0 without a drafter."""
         return self.drafter.block_size if self.drafter else 0
 
 
-def load_folder(folder: str | os.PathLike[str]) -> Pair:
-    """Read a model folder or a Hugging Face folder, which may be one of the Hub (`hub.py`). Raises ValueError naming the file at
-    fault."""
+def load_folder(folder: str | os.PathLike[str], device: str = "cpu") -> Pair:
+    """Read a model folder or a Hugging Face folder, which may be one of the Hub (`hub.py`). Of several drafters that for the
+    ``device`` drafts. Raises ValueError naming the file at fault."""
     folder = hub.find(folder)
     path = folder / "model.json"
     try:
@@ -82,10 +93,11 @@ def load_folder(folder: str | os.PathLike[str]) -> Pair:
         refuse_own_code(folder, "codec", codec.name)
         files = {role: _inside(folder, name, MAX_CODEC_BYTES) for role, name in codec.files.items()}
         load = _load_models if isinstance(described, Description) else _load_models_of_format_1
-        verifier, drafter = load(folder, described)  # type: ignore[arg-type]
+        verifier, drafters = load(folder, described)  # type: ignore[arg-type]
         languages = described.source_lang, described.target_lang
-        pair = Pair.open(verifier, drafter, CodecConfig(codec.name, str(folder), files, *languages, codec.options))
-        pair = dataclasses.replace(pair, alignment=described.alignment)
+        pair = Pair.open(verifier, None, CodecConfig(codec.name, str(folder), files, *languages, codec.options))
+        pair = dataclasses.replace(pair, alignment=described.alignment, others=drafters)
+        pair = pair.drafting(drafter_folder.default(drafters, device)) if drafters else pair
         return _checked(pair, mark=described.verifier.fingerprint if isinstance(described, Description) else None)
     except FileNotFoundError as error:
         raise ValueError(f"{folder}: not a model folder (no {Path(error.filename).name} in it)") from None
@@ -110,9 +122,19 @@ def with_prefix(pair: Pair, prefix: str) -> Pair:
     return Pair.open(pair.verifier, pair.drafter, dataclasses.replace(pair.config, options=options))
 
 
-def with_drafter(pair: Pair, folder: str | os.PathLike[str]) -> Pair:
-    """The pair with the model of another folder, a smaller one with the same vocabulary, as its drafter. Raises ValueError."""
-    other = load_folder(folder)
+def with_drafter(pair: Pair, folder: str | os.PathLike[str], device: str = "cpu") -> Pair:
+    """The pair with the one of its drafters of this name, or with that of another folder, which may be one of the Hub: a drafter
+    folder or a model folder. A model that has no drafter, a smaller one with the same vocabulary, drafts itself. Raises
+    ValueError."""
+    if own := [each for each in pair.drafters if each.code == folder]:
+        return pair.drafting(own[0])
+    found = hub.find_drafter(folder)
+    if entries := drafter_folder.drafters_in(found):
+        drafter = _load_drafter(found, drafter_folder.default(entries, device), pair.verifier)
+        return _checked(dataclasses.replace(pair, drafter=drafter, others=()), name=hub.title(str(found)))
+    other = load_folder(found)
+    if other.drafter is not None:  # of format 1
+        return _checked(dataclasses.replace(pair, drafter=other.drafter, others=()), name=other.name)
     faults = [
         f"another {side} vocabulary"
         for side in ("source", "target")
@@ -123,7 +145,7 @@ def with_drafter(pair: Pair, folder: str | os.PathLike[str]) -> Pair:
     if faults:
         raise ValueError(f"{folder}: cannot draft for {pair.name}: it has {' and '.join(faults)}")
     drafter = DrafterModel("small", other.verifier.tensors, other.verifier.spec, block_size=SMALL_BLOCK)
-    return dataclasses.replace(pair, drafter=drafter)
+    return dataclasses.replace(pair, drafter=drafter, others=())
 
 
 def load_parts(
@@ -186,21 +208,16 @@ def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False) 
         codec = CodecEntry(config.name, _copy(config.files, temporary), config.options)
         stored = _store(temporary, "verifier", pair.verifier, {}, half)
         del stored["shared"]
-        trained_for = pair.drafter.verifier if pair.drafter else None
-        mark = None if trained_for is None else spec.fingerprint(pair.verifier)
+        known = any(each.verifier is not None for each in pair.drafters)
+        mark = spec.fingerprint(pair.verifier) if known else None
         verifier = VerifierEntry(spec=pair.verifier.spec, fingerprint=mark, **stored)
-        drafter = None
-        if (model := pair.drafter) is not None:
-            drafter = DrafterEntry(
-                spec=model.spec,
-                code=model.code,
-                block_size=model.block_size,
-                options=model.options,
-                verifier=model.verifier,
-                **_store(temporary, "drafter", model, pair.verifier.tensors, half),
-            )
+        drafters = [
+            _store_drafter(temporary, f"drafter{f'-{number}' * (number > 1)}", each, pair.verifier, half)
+            for number, each in enumerate(pair.drafters if pair.drafter else (), 1)
+        ]
+        drafter, others = (drafters[0], tuple(drafters[1:])) if drafters else (None, ())
         languages = config.source_lang, config.target_lang
-        described = Description(description.FORMAT, *languages, codec, verifier, drafter, alignment=pair.alignment)
+        described = Description(description.FORMAT, *languages, codec, verifier, drafter, others, alignment=pair.alignment)
         text = json.dumps(dataclasses.asdict(described), indent=1)
         (temporary / "model.json").write_text(f"{text}\n", encoding="utf-8")
         temporary.rename(folder)
@@ -209,13 +226,31 @@ def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False) 
     return {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
 
 
+def save_drafter(drafter: DrafterModel, verifier: Model, record: drafter_folder.Record, folder: Path) -> None:
+    """Write a drafter into a folder of its own, with what is recorded of its training."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drafter_folder.write_description(folder, _store_drafter(folder, "drafter", drafter, verifier, half=False), record)
+
+
+def _store_drafter(folder: Path, name: str, drafter: DrafterModel, verifier: Model, half: bool) -> DrafterEntry:
+    return DrafterEntry(
+        spec=drafter.spec,
+        code=drafter.code,
+        block_size=drafter.block_size,
+        options=drafter.options,
+        verifier=drafter.verifier,
+        devices=drafter.devices,
+        **_store(folder, name, drafter, verifier.tensors, half),
+    )
+
+
 def _copy(files: Mapping[str, Path], folder: Path) -> dict[str, str]:
     """Copy a codec's files into a folder. Returns their names by role: BPE codes become ``codes``, others keep their names."""
     names: dict[str, str] = {}
-    taken: dict[str, Path | None] = {"model.json": None, "verifier.safetensors": None, "drafter.safetensors": None}
+    taken: dict[str, Path | None] = {"model.json": None}
     for role, path in files.items():
         name = role if role == "codes" else path.name
-        if taken.get(name, path) != path:
+        if taken.get(name, path) != path or name.endswith(".safetensors"):
             name = f"{role}.{name}"
         shutil.copyfile(path, folder / name)
         names[role], taken[name] = name, path
@@ -255,14 +290,17 @@ def _inside(folder: Path, name: str, most: int | None = None) -> Path:
     return path
 
 
-def _load_models(folder: Path, described: Description) -> tuple[Model, DrafterModel | None]:
-    entry, drafting = described.verifier, described.drafter
+def _load_models(folder: Path, described: Description) -> tuple[Model, tuple[DrafterModel, ...]]:
+    entry = described.verifier
     verifier = Model(entry.spec, _load_tensors(folder, "verifier", entry, {}))
-    if drafting is None:
-        return verifier, None
-    refuse_own_code(folder, "drafter", drafting.code)
-    weights = _load_tensors(folder, "drafter", drafting, verifier.tensors)
-    return verifier, DrafterModel(drafting.code, weights, drafting.spec, drafting.options, drafting.block_size, drafting.verifier)
+    return verifier, tuple(_load_drafter(folder, each, verifier) for each in described.drafters)
+
+
+def _load_drafter(folder: Path, entry: DrafterEntry, verifier: Model) -> DrafterModel:
+    refuse_own_code(folder, "drafter", entry.code)
+    weights = _load_tensors(folder, "drafter", entry, verifier.tensors)
+    facts = entry.code, weights, entry.spec, entry.options, entry.block_size, entry.verifier
+    return DrafterModel(*facts, devices=entry.devices)
 
 
 def _load_tensors(folder: Path, role: str, entry: VerifierEntry | DrafterEntry, others: Arrays) -> dict[str, np.ndarray]:
@@ -299,14 +337,14 @@ def _load_tensors(folder: Path, role: str, entry: VerifierEntry | DrafterEntry, 
     return weights | {name: weights[original] for name, original in entry.aliases.items()}
 
 
-def _load_models_of_format_1(folder: Path, described: description.DescriptionOfFormat1) -> tuple[Model, DrafterModel | None]:
+def _load_models_of_format_1(folder: Path, described: description.DescriptionOfFormat1) -> tuple[Model, tuple[DrafterModel, ...]]:
     verifier = _load_checkpoint(folder, described.verifier, {})
     model = fairseq.read(verifier, f"{folder}: verifier")
     drafting = None
     if described.drafter is not None:
         drafting = fairseq.read(_load_checkpoint(folder, described.drafter, verifier["model"]), f"{folder}: drafter")
     first, second = _roles(str(folder), model, drafting)
-    return first, second and dataclasses.replace(second, block_size=described.block_size)
+    return first, () if second is None else (dataclasses.replace(second, block_size=described.block_size),)
 
 
 def _load_checkpoint(folder: Path, entry: description.EntryOfFormat1, others: Arrays) -> checkpoint.Checkpoint:
@@ -329,12 +367,13 @@ def _roles(name: str, verifier: Model | DrafterModel, drafter: Model | DrafterMo
     return verifier, drafter
 
 
-def _checked(pair: Pair, faults: Sequence[str] = (), mark: str | None = None) -> Pair:
-    """The pair, if its vocabularies fit its models. Warns about a drafter that was trained for another verifier, whose
-    fingerprint is ``mark`` if known."""
+def _checked(pair: Pair, faults: Sequence[str] = (), mark: str | None = None, name: str = "") -> Pair:
+    """The pair, if its vocabularies fit its models. Warns about drafters that were trained for another verifier than this, whose
+    fingerprint is ``mark`` if known; ``name`` is the drafter's folder, if not the pair's."""
     faults = list(faults)
-    for role, model in (("verifier", pair.verifier), ("drafter", pair.drafter)):
-        if model is None or model.spec is None:
+    models: list[tuple[str, Model | DrafterModel]] = [("verifier", pair.verifier), *(("drafter", each) for each in pair.drafters)]
+    for role, model in models:
+        if model.spec is None:
             continue
         for half, side in (("encoder", "source"), ("decoder", "target")):
             vocabulary: Vocabulary = getattr(pair.codec, side)
@@ -346,8 +385,11 @@ def _checked(pair: Pair, faults: Sequence[str] = (), mark: str | None = None) ->
     if pair.alignment is not None:
         faults += [f"alignment: {fault}" for fault in pair.alignment.faults(pair.verifier.spec.decoder)]
     if faults:
-        raise checkpoint.CheckpointError(f"{pair.name}: " + "; ".join(faults))
-    trained_for = pair.drafter.verifier if pair.drafter else None
-    if trained_for is not None and trained_for != (mark or spec.fingerprint(pair.verifier)):
-        log.warning("%s: the drafter was trained for another verifier: fewer of its tokens will be accepted", pair.name)
+        raise checkpoint.CheckpointError(f"{name or pair.name}: " + "; ".join(faults))
+    marked = [each for each in pair.drafters if each.verifier is not None]
+    mark = mark or (spec.fingerprint(pair.verifier) if marked else None)
+    for each in marked:
+        if each.verifier != mark:
+            which = f"{name or pair.name}: the drafter{f' {each.code}' if pair.others else ''}"
+            log.warning("%s was trained for another verifier: fewer of its tokens will be accepted", which)
     return pair

@@ -1,16 +1,20 @@
-"""Models of the Hugging Face Hub by name, ``ORG/NAME`` or ``ORG/NAME@REVISION``, through huggingface_hub and its cache.
+"""Models and drafters of the Hugging Face Hub by name, ``ORG/NAME`` or ``ORG/NAME@REVISION``, through huggingface_hub and its
+cache.
 
-Only the files that a model needs are fetched; pickled weights only where a repository has no others. Needs no torch.
+Only the files that one needs are fetched; pickled weights only where a repository has no others. Needs no torch.
 """
 
 import json
+import logging
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from specdec_plugins.extras import install_command
+from specdec_plugins.formats.drafter_folder import NAME as DRAFTER
 from specdec_plugins.formats.errors import brief
 
 NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)  # a repository, and its revision if given
@@ -30,12 +34,21 @@ WEIGHTS = (
 
 def find(name: str | os.PathLike[str]) -> Path:
     """The folder of a model: ``name`` itself, or the fetched files of a model of the Hub. Raises ValueError or ImportError."""
+    return _found(name, "model", fetch)
+
+
+def find_drafter(name: str | os.PathLike[str]) -> Path:
+    """As `find`, the folder of a drafter, or of a model that drafts; only the drafter of a model that has one is fetched."""
+    return _found(name, "drafter", fetch_drafter)
+
+
+def _found(name: str | os.PathLike[str], what: str, fetched: Callable[[str, str | None], Path]) -> Path:
     path, match = Path(name), NAME.fullmatch(os.fspath(name))
     if path.exists():
         return path
     if match and not Path(path.parts[0]).exists():
-        return fetch(match[1], match[2])
-    raise ValueError(f"{path}: no such folder; a model of the Hugging Face Hub is named ORG/NAME")
+        return fetched(match[1], match[2])
+    raise ValueError(f"{path}: no such folder; a {what} of the Hugging Face Hub is named ORG/NAME")
 
 
 def short(name: str) -> str:
@@ -62,12 +75,30 @@ def fetch(repository: str, revision: str | None) -> Path:
     """The folder in huggingface_hub's cache with the files of a model. Raises ValueError or ImportError."""
     folder = _snapshot(repository, revision, DESCRIPTIONS)
     if not any((folder / name).is_file() for name in DESCRIPTIONS[:2]):
+        if (_snapshot(repository, folder.name, [DRAFTER]) / DRAFTER).is_file():
+            raise ValueError(f"{repository}: a drafter; name its model with --model, and this with --drafter")
         raise ValueError(f"{repository}: the repository has neither config.json nor model.json, so it is no model")
     choices = [_named_in(folder / "model.json")] if (folder / "model.json").is_file() else WEIGHTS
     for patterns in choices:
         _snapshot(repository, folder.name, [*DESCRIPTIONS[:2], *patterns])  # of the same commit, whatever is published meanwhile
         if any(file.match(pattern) for file in folder.iterdir() for pattern in patterns):
             break
+    return folder
+
+
+def fetch_drafter(repository: str, revision: str | None) -> Path:
+    """The folder in huggingface_hub's cache with a drafter's files. A repository without a drafter is fetched as a model. Raises
+    ValueError or ImportError."""
+    kinds = *DESCRIPTIONS[:2], DRAFTER
+    folder = _snapshot(repository, revision, kinds)
+    path = next((folder / name for name in kinds if (folder / name).is_file()), None)
+    if path is None:
+        raise ValueError(f"{repository}: the repository has none of {', '.join(kinds)}, so it is no drafter")
+    described = {} if path.name == "config.json" else _object(path)
+    drafters = _drafters(described)
+    if not drafters or (path.name == "model.json" and described.get("format") == 1):
+        return folder if path.name == DRAFTER else fetch(repository, folder.name)  # reading a damaged drafter.json says so
+    _snapshot(repository, folder.name, [*kinds, *_patterns(each.get("weights") for each in drafters)])
     return folder
 
 
@@ -84,6 +115,7 @@ def _snapshot(repository: str, revision: str | None, patterns: Iterable[str]) ->
             f"specdec-import {folder} --output {folder}.specdec"
         ) from None
     named = f"{repository}@{revision}" if revision else repository
+    logging.getLogger(snapshot_download.__module__).addFilter(_unsaid)
 
     class Bar(tqdm):  # type: ignore[misc,valid-type]
         """Only in a terminal, and gone at the end: most runs find all files in the cache."""
@@ -112,15 +144,40 @@ def _snapshot(repository: str, revision: str | None, patterns: Iterable[str]) ->
         ) from None
 
 
+def _unsaid(record: logging.LogRecord) -> bool:
+    """Leaves out of huggingface_hub's log what errors here say."""
+    return not record.getMessage().startswith("No files matched")
+
+
 def _named_in(path: Path) -> list[str]:
     """The files that a model folder's description names, as patterns; loading the folder reports a damaged one."""
+    described = _object(path)
+    names = [described.get(name) for name in ("source_dict", "target_dict", "codes")]  # before format 3
+    for entry in [*(described.get(name) or {} for name in ("verifier", "codec")), *_drafters(described)]:
+        try:
+            names += [entry.get("weights"), *entry.get("files", {}).values()]
+        except AttributeError:
+            return []
+    return _patterns(names)
+
+
+def _drafters(described: dict[str, Any]) -> list[dict[str, Any]]:
+    """The drafters of a description, as far as it is sound."""
+    others = described.get("other_drafters")
+    entries = [described.get("drafter"), *(others if isinstance(others, list) else [])]
+    return [each for each in entries if isinstance(each, dict)]
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """A JSON object; empty for a damaged one."""
     with open(path, "rb") as stream:
         data = stream.read(MAX_JSON_BYTES)
     try:
         described = json.loads(data)
-        names = [described.get(name) for name in ("source_dict", "target_dict", "codes")]  # before format 3
-        for entry in (described.get(name) or {} for name in ("verifier", "drafter", "codec")):
-            names += [entry.get("weights"), *entry.get("files", {}).values()]
-    except (ValueError, RecursionError, AttributeError):
-        return []
+    except (ValueError, RecursionError):
+        return {}
+    return described if isinstance(described, dict) else {}
+
+
+def _patterns(names: Iterable[Any]) -> list[str]:
     return [re.sub(r"([*?[])", r"[\1]", name) for name in names if isinstance(name, str)]

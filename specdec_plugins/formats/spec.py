@@ -46,7 +46,8 @@ class DrafterModel:
     """A drafter's weights, and the name of its code: built in, an installed entry point, or ``module:object``.
 
     ``spec`` is None if it is not a Transformer. ``verifier`` is the `fingerprint` of the verifier that it was trained for, None
-    if unknown. With ``hosts`` its layers read the caches of a verifier of so many layers.
+    if unknown. With ``hosts`` its layers read the caches of a verifier of so many layers. Of a model's drafters it is the default
+    on its ``devices``.
     """
 
     code: str
@@ -56,6 +57,7 @@ class DrafterModel:
     block_size: int = 0  # draft length in training
     verifier: str | None = None
     hosts: int = 0
+    devices: tuple[str, ...] = ()  # cpu, cuda
 
 
 Reading = TypeVar("Reading", Model, DrafterModel)

@@ -92,7 +92,7 @@ class SystemServer:
         os.environ["OMP_NUM_THREADS"] = str(mix.threads)  # read when PyTorch loads
         self.device = system.device
         build = CTranslate2 if system.strategy == "ctranslate2" else OwnSystem
-        pair = load_folder(model)
+        pair = load_folder(model, system.device)
         with refusals():
             self.decoder: OwnSystem | CTranslate2 = build(system, pair, mix, sources)
 

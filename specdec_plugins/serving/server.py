@@ -24,9 +24,11 @@ log = logging.getLogger(__name__)
 DRAIN = 5  # seconds that answers have to leave once translations have ended; clients may not read them
 
 
-def load(name: str, folder: str, settings: Settings, rows: int, queue: int, threads: Sequence[EngineThread]) -> Model:
+def load(
+    name: str, folder: str, drafter: str | None, settings: Settings, rows: int, queue: int, threads: Sequence[EngineThread]
+) -> Model:
     """Load a model to serve."""
-    translator = Translator.from_pretrained(folder, **vars(settings))
+    translator = Translator.from_pretrained(folder, drafter, **vars(settings))
     with suppress(NoLanguage):  # now, as a codec's libraries would hold up the first requests
         translator.codec.decode(translator.codec.encode("A.").text)
     return Model.of(name, AsyncTranslator(translator, rows, queue, threads))

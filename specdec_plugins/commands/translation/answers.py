@@ -239,8 +239,8 @@ def load(options: argparse.Namespace) -> "Pair":
     from specdec_plugins.formats.folder import load_folder, load_parts, with_drafter
 
     if options.model:
-        pair = load_folder(options.model)
-        return with_drafter(pair, options.drafter) if options.drafter else pair
+        pair = load_folder(options.model, options.device)
+        return with_drafter(pair, options.drafter, options.device) if options.drafter else pair
     return load_parts(options.verifier, options.drafter, options.data, options.source_lang, options.target_lang, options.codes)
 
 
@@ -251,7 +251,9 @@ def identity(options: argparse.Namespace) -> dict[str, Any]:
     if options.glossary:
         settings["glossary"] = f"of content {hashlib.sha256(Path(options.glossary).read_bytes()).hexdigest()[:12]}"
     if options.model:
-        folders = [Path(folder) for folder in (options.model, options.drafter) if folder]
+        folders = [Path(folder) for folder in (options.model, options.drafter) if folder and Path(folder).is_dir()]
+        if options.drafter and not Path(options.drafter).is_dir():  # one of the model's
+            settings["drafter"] = options.drafter
         paths = [path for folder in folders for path in sorted(folder.iterdir()) if path.is_file() and path.suffix != ".md"]
     else:
         given = [Path(path) for path in (options.verifier, options.drafter, options.codes) if path]

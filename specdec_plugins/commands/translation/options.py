@@ -34,7 +34,8 @@ def add_options(groups: dict[str, argparse._ArgumentGroup]) -> None:
     model(
         "--drafter",
         metavar="PT|DIR",
-        help="fairseq checkpoint of its drafter; with --model, the folder of a smaller model with the same vocabulary",
+        help="with --model: the name of one of its drafters, a drafter's folder (see specdec-draft), ORG/NAME of the Hub, or a "
+        "smaller model with the same vocabulary; else a fairseq checkpoint",
     )
     model("--data", metavar="DIR", help="folder with both dictionaries (dict.LANG.txt)")
     model("--codes", metavar="FILE", help="BPE codes; not needed with --tokenized")
