@@ -46,7 +46,7 @@ def test_a_buffer_remembers_some_shapes_and_no_more():
         assert buffer.view(1, 1 + width % 15, 1, width)[0].shape == (1, 1 + width % 15, 1, width)
         assert len(buffer.views) <= binding.VIEWS
     again, where = buffer.view(3, 5)
-    assert again.shape == (3, 5) and again.data_ptr() == where == buffer.memory.data_ptr()
+    assert again.shape == (3, 5) and binding.address(again) == where == binding.address(buffer.memory)
 
 
 class Decoder:
@@ -258,16 +258,10 @@ def test_activations_at_the_extremes(name, variant):  # noqa: F811
     engine = Engine(1)
     side = side_of(layers=1, heads=1, width=32, inner_width=32, max_positions=4, activation=name, prenorm=True)
     stack = Stack(engine, side, torch.zeros(3, 32), torch.zeros(4, 32))
-    linears = [
-        NativeLinear(torch.zeros(96, 32), None, "float32"),
-        NativeLinear(none, None, "float32"),
-        None,
-        None,
-        NativeLinear(none, x, "float32"),
-        NativeLinear(unit, None, "float32"),
-    ]
+    weights = {"qkv": (torch.zeros(96, 32), None), "out": (none, None), "fc1": (none, x), "fc2": (unit, None)}
+    linears = {part: NativeLinear(*each, "float32") for part, each in weights.items()}
     plain = Norm(torch.ones(32), torch.zeros(32))
-    stack.add_layer(dict(zip(LINEARS, linears)), {"norm": plain, "final_norm": plain}, None, 0)
+    stack.add_layer(linears, {"norm": plain, "final_norm": plain}, None, 0)
     lengths, tokens, output = integers([1]), integers([2]), torch.empty(1, 1, 32)
     stack.library.specdec_encode(engine.pointer, stack.pointer, 1, 1, start(lengths), start(tokens), output.data_ptr())
     torch.testing.assert_close(output[0, 0].double(), ACTIVATIONS[name](x.double()), rtol=3e-6, atol=3e-6)
