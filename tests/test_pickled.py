@@ -212,9 +212,11 @@ def test_files_that_are_larger_compressed_or_big_endian_are_refused(tmp_path, mo
     for message, options in (("big-endian", {"byteorder": "big"}), ("compressed", {"compression": zipfile.ZIP_DEFLATED})):
         with pytest.raises(ValueError, match=f"refused: .*{message}"):
             pickled.read(archive(tmp_path / "x", good, storages={"0": bytes(8)}, **options))
-    monkeypatch.setattr(pickled, "MOST_BYTES", 100)
-    with pytest.raises(ValueError, match="refused: its pickle is larger than 100 bytes"):
-        pickled.read(archive(tmp_path / "x", good, storages={"0": bytes(8)}))
+    monkeypatch.setattr(pickled, "MOST_BYTES", 500)
+    with pytest.raises(ValueError, match="refused: its pickle is larger than 500 bytes"):
+        pickled.read(archive(tmp_path / "x", good + bytes(500), storages={"0": bytes(8)}))
+    with pytest.raises(ValueError, match="refused: its directory is larger than 500 bytes"):
+        pickled.read(archive(tmp_path / "x", good, storages={str(number): b"" for number in range(50)}))
 
 
 # ---- mutations
