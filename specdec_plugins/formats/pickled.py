@@ -110,7 +110,7 @@ def record(content: np.ndarray, records: dict[str, ZipInfo], prefix: str, name: 
     header = content[place : place + LOCAL_HEADER.size].tobytes()
     signature, *lengths = LOCAL_HEADER.unpack(header)
     start = place + LOCAL_HEADER.size + sum(lengths)
-    if signature != MAGIC or start + entry.file_size > len(content):
+    if signature != MAGIC or entry.compress_size != entry.file_size or start + entry.file_size > len(content):
         raise ValueError(f"record {name:.80} is not in the file")
     return content[start : start + entry.file_size]
 
