@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, run_python
+from fuzz_folders import build_huggingface
 from naive import random_model
 from safetensors.torch import load_file, save_file
 from test_formats import PLAIN, SIZE
@@ -15,6 +16,7 @@ from specdec_plugins.decoding.backends.torch.arrays import tensor, tensors
 from specdec_plugins.formats import spec
 from specdec_plugins.formats import tensors as files
 from specdec_plugins.formats.arrays import address, array, arrays, equal, float16
+from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.formats.spec import all_finite, close, fingerprint, storage_fault, weight_fault
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -147,9 +149,9 @@ def test_a_file_is_what_safetensors_reads(tmp_path):
 
 def test_an_unknown_data_type_is_refused_by_name(tmp_path):
     path = tmp_path / "x.safetensors"
-    header = json.dumps({"alien": {"dtype": "C64", "shape": [1], "data_offsets": [0, 8]}}).encode()
+    header = json.dumps({"alien": {"dtype": "F8_E8M0", "shape": [8], "data_offsets": [0, 8]}}).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    with pytest.raises(ValueError, match=r"x\.safetensors: the weight alien has the data type C64, which is not supported"):
+    with pytest.raises(ValueError, match=r"x\.safetensors: the weight alien has the data type F8_E8M0, which is not supported"):
         files.read(path)
 
 
@@ -177,15 +179,14 @@ WITHOUT = """
 import sys
 sys.modules["torch"] = None
 from specdec_plugins.formats.folder import load_folder
-from specdec_plugins.formats.huggingface import read_model
 from specdec_plugins.formats.spec import extended, fingerprint
 from specdec_plugins.formats import tensors
 from specdec_plugins.text import alignment
 from specdec_plugins import cpus
-import json, pathlib
+import json
 pair, *folders = sys.argv[1:]
 found = {pair: [load_folder(pair).verifier, load_folder(pair).drafter]}
-found |= {folder: [read_model(pathlib.Path(folder))[0]] for folder in folders}
+found |= {folder: [load_folder(folder).verifier] for folder in folders}
 extended(found[pair][0], 2000)
 print(json.dumps({folder: [[fingerprint(model), sorted({str(each.dtype) for each in model.tensors.values()})] for model in models]
                   for folder, models in found.items()}))
@@ -193,23 +194,19 @@ print(json.dumps({folder: [[fingerprint(model), sorted({str(each.dtype) for each
 
 
 def test_models_are_read_without_pytorch(tmp_path):
-    from test_huggingface import made
-
-    from specdec_plugins.formats.folder import load_folder
-    from specdec_plugins.formats.huggingface import read_model
-
     kinds = {"safetensors": torch.bfloat16, "pickled": torch.float32, "half": torch.float16}
-    model = made("Bart", {}, {})
     for kind, dtype in kinds.items():
         folder = tmp_path / kind
-        model.to(dtype).save_pretrained(folder)
+        build_huggingface(folder)
+        given = {name: each.to(dtype) for name, each in load_file(folder / "model.safetensors").items()}
+        save_file(given, folder / "model.safetensors")
         if kind == "pickled":
-            torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+            torch.save(given, folder / "pytorch_model.bin")
             (folder / "model.safetensors").unlink()
     names = [str(ROOT / "data" / "demo.en-de"), *(str(tmp_path / kind) for kind in kinds)]
     found = json.loads(run_python("-c", WITHOUT, *names).stdout)
     pair = load_folder(names[0])
-    models = [[pair.verifier, pair.drafter], *([read_model(tmp_path / kind)[0]] for kind in kinds)]
+    models = [[pair.verifier, pair.drafter], *([load_folder(tmp_path / kind).verifier] for kind in kinds)]
     assert [[mark for mark, _ in found[name]] for name in names] == [[*map(fingerprint, each)] for each in models]
     assert [found[name][0][1] for name in names[1:]] == [["bfloat16"], ["float32"], ["float16"]]
 

@@ -3,7 +3,6 @@
 import importlib
 import importlib.util
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,8 @@ def find(name: str, kind: str, built_in: Mapping[str, str], group: str) -> Any:
             if name in built_in:
                 raise
             raise ValueError(f"{kind} '{brief(name)}': {brief(error)}") from None
+    from importlib.metadata import entry_points  # its import takes as long as loading a small model
+
     points = {point.name: point for point in entry_points(group=group)}
     if name not in points:
         available = ", ".join([*built_in, *sorted(points)])

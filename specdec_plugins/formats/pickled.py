@@ -10,6 +10,7 @@ import pickletools
 import struct
 from collections.abc import Callable
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import BadZipFile, ZipFile, ZipInfo
@@ -21,7 +22,7 @@ from specdec_plugins.formats.errors import brief
 from specdec_plugins.formats.files import mapping
 
 MAGIC = b"PK\x03\x04"
-MOST_BYTES = 1 << 24  # of the pickle: a tensor takes about 200
+MOST_BYTES = 1 << 22  # of the pickle, and of the directory: a tensor takes about 200 of each
 MOST_DIMENSIONS = 32
 LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, and the lengths of the name and the extra field that follow
 STORAGES = {
@@ -42,6 +43,15 @@ class Refused(ValueError):
     """What a file of weights has no use for; the message says what."""
 
 
+class Bounded(BufferedReader):
+    """A file for zipfile, which reads a directory in one piece, and makes an object of 15 times its size for each entry."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > MOST_BYTES:
+            raise Refused(f"its directory is larger than {MOST_BYTES:,} bytes")
+        return super().read(size)
+
+
 class Storage(NamedTuple):
     """Numbers in the file, or, if they are not aligned there, a copy."""
 
@@ -53,7 +63,7 @@ def read(path: Path) -> Any:
     """What a file holds, most often a dictionary of arrays. Raises ValueError naming the file if it is damaged, has more than
     weights, or is not a zip."""
     try:
-        with ZipFile(path) as archive:
+        with Bounded(open(path, "rb", buffering=0)) as file, ZipFile(file) as archive:
             records = {each.filename: each for each in archive.infolist()}
             prefix = archive.filelist[0].filename.partition("/")[0]
         content = np.asarray(np.memmap(path, np.uint8, "c"))
@@ -100,7 +110,7 @@ def record(content: np.ndarray, records: dict[str, ZipInfo], prefix: str, name: 
     header = content[place : place + LOCAL_HEADER.size].tobytes()
     signature, *lengths = LOCAL_HEADER.unpack(header)
     start = place + LOCAL_HEADER.size + sum(lengths)
-    if signature != MAGIC or start + entry.file_size > len(content):
+    if signature != MAGIC or entry.compress_size != entry.file_size or start + entry.file_size > len(content):
         raise ValueError(f"record {name:.80} is not in the file")
     return content[start : start + entry.file_size]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specdec_plugins.formats import pickled, tensors
+from specdec_plugins.formats import tensors
 from specdec_plugins.formats.arrays import arrays
 from specdec_plugins.formats.checkpoint import unpickled
 from specdec_plugins.formats.description import read_json
@@ -42,6 +42,8 @@ def shards(index: Path) -> Iterable[str]:
 def read_file(path: Path) -> dict[str, np.ndarray]:
     if path.suffix == ".safetensors":
         return tensors.read(path)
+    from specdec_plugins.formats import pickled  # with the zip and pickle modules, which other folders do without
+
     with open(path, "rb") as file:
         zipped = file.read(len(pickled.MAGIC)) == pickled.MAGIC
     found = pickled.read(path) if zipped else unpickled(path)  # PyTorch before 1.6 wrote no zip
