@@ -25,13 +25,15 @@ import torch
 from naive import altered, random_model
 from safetensors.torch import load_file, save_file
 
+from specdec_plugins.commands.card import write_card
 from specdec_plugins.decoding.backends.torch.arrays import tensors
 from specdec_plugins.decoding.datastore import Datastore
 from specdec_plugins.decoding.drafters import glide
 from specdec_plugins.decoding.drafters.eagle import shape as eagle_shape
 from specdec_plugins.decoding.loading import COPY, DRAFT_VOCABULARY
 from specdec_plugins.formats import checkpoint, fairseq
-from specdec_plugins.formats.folder import Pair, load_folder, load_parts, save_folder
+from specdec_plugins.formats.drafter_folder import NAME, Record, read, read_record
+from specdec_plugins.formats.folder import Pair, load_folder, load_parts, save_drafter, save_folder, with_drafter
 from specdec_plugins.formats.huggingface import FAMILIES, t5
 from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.generation import generation_of
@@ -59,6 +61,13 @@ LONGEST_ERROR = 2000
 
 
 # ---- what is mutated
+
+KINDS = ("marian", "causal", "glide", "block", "hydra", "eagle", "several", "alone", "first")
+RECORD = Record(
+    model="org/pair", source_lang="xa", target_lang="xb", multilingual=False, data="text", data_sha256="0" * 64, trained=90,
+    held_out=10, updates=9, seed=1, precision="float32", tokens_per_pass=2.5, acceptance=(0.5, 0.25), gain={"1": 1.5},
+    dtype="int8", threads=1, machine={"cpu": "one", "cores": 2}, command=("specdec-draft", "org/pair"), specdec="0.3.0",
+)  # fmt: skip
 
 
 def tensors_of(model: Model) -> dict[str, torch.Tensor]:
@@ -109,6 +118,7 @@ def build(folder: Path) -> None:
         save_folder(replace(pair, drafter=drafter), folder / name)
     first, second = drafters_by_name()["glide"], replace(drafters_by_name()["causal"], devices=("cuda",))
     save_folder(replace(pair, drafter=first, others=(second,)), folder / "several")
+    save_drafter(first, plain, RECORD, folder / "alone")
     verifier = checkpoint.untrained() | fairseq.checkpoint_of(plain)
     verifier["model"] = tensors(verifier["model"])
     vars(verifier["args"]).update(source_lang="xa", target_lang="xb")
@@ -447,14 +457,18 @@ def settings_for(rng: random.Random, datastore: Path | None, drafts: bool) -> Se
     return Settings(**options)
 
 
-def attempt(folder: Path, rng: random.Random) -> str:
-    """Load a folder and decode with it; returns ``decoded``, or the error's line."""
+def attempt(folder: Path, rng: random.Random, base: Path) -> str:
+    """Load a folder and decode with it; returns ``decoded``, or the error's line. A drafter's folder drafts for a model of
+    ``base``, and its card is written."""
     try:
         if (folder / "verifier.pt").exists():
             datastore = folder / "datastore"
             pair = load_parts(str(folder / "verifier.pt"), None, str(folder), None, None, str(folder / "codes"))
+        elif (folder / NAME).exists():
+            write_card(folder, read(folder).drafter, read_record(folder))
+            pair, datastore = with_drafter(load_folder(base / "block"), folder), None
         else:
-            pair, datastore = load_folder(folder), None
+            pair, datastore = load_folder(folder, rng.choice(("cpu", "cuda"))), None
         translator = Translator(pair, settings_for(rng, datastore, pair.drafter is not None))
         results = translator.translate(LINES, tokenized=rng.random() < 0.5)
     except (ValueError, OSError) as error:
@@ -468,6 +482,7 @@ def attempt(folder: Path, rng: random.Random) -> str:
 def run(base: Path, number: int, seed: int, work: Path) -> tuple[str, str]:
     """Case ``number``: what was done, and what came of it."""
     rng = random.Random(f"{seed} {number}")
+from specdec_plugins.commands.card import write_card
     kind = rng.choice(
         ("marian", "causal", "glide", "block", "hydra", "eagle", "first", "pickled", *["parts", "huggingface", "t5"] * 2)
     )
@@ -482,7 +497,7 @@ def run(base: Path, number: int, seed: int, work: Path) -> tuple[str, str]:
             done.append(f"no edit ({type(error).__name__})")
     description = "; ".join(done)
     print(f"\r{number}: {description[:200]}", end="", file=sys.stderr, flush=True)
-    return description, attempt(work, rng)
+    return description, attempt(work, rng, base)
 
 
 def main(first: int, count: int, seed: int) -> int:

@@ -85,7 +85,7 @@ REFUSED = [
     ("translate", ["--verifier", "text.txt", "--data", "none", "--strategy", "ar"], f"none: {MISSING}"),
     ("translate", ["--verifier", "text.txt", "--data", "text.txt", "--strategy", "ar"], "text.txt: Not a directory"),
     ("translate", ["--verifier", "text.txt", "--data", "empty", "--codes", "none", "--strategy", "ar"], f"none: {MISSING}"),
-    ("translate", [*GIVEN, "--drafter", "none"], NO_MODEL),
+    ("translate", [*GIVEN, "--drafter", "none"], NO_MODEL.replace("model", "drafter")),
     ("translate", [*GIVEN, "--draft-with", "none"], "no drafter without weights is named 'none'; available: ngram, "),
     ("translate", [*GIVEN, "--draft-with", "none:X"], "drafter 'none:X': No module named 'none'"),
     ("translate", [*GIVEN, "--draft-with", "retrieval", "--datastore", "none"], f"none: {MISSING}"),
