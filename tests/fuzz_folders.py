@@ -482,10 +482,7 @@ def attempt(folder: Path, rng: random.Random, base: Path) -> str:
 def run(base: Path, number: int, seed: int, work: Path) -> tuple[str, str]:
     """Case ``number``: what was done, and what came of it."""
     rng = random.Random(f"{seed} {number}")
-from specdec_plugins.commands.card import write_card
-    kind = rng.choice(
-        ("marian", "causal", "glide", "block", "hydra", "eagle", "first", "pickled", *["parts", "huggingface", "t5"] * 2)
-    )
+    kind = rng.choice((*KINDS, "pickled", *["parts", "huggingface", "t5"] * 2))
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(base / kind, work)
     edits = PARTS_EDITS if kind == "parts" else FOLDER_EDITS
