@@ -11,6 +11,7 @@ import argparse
 import statistics
 import sys
 import time
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from tabulate import tabulate  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from specdec_plugins.decoding.backends.cpu.binding import Engine  # noqa: E402
+from specdec_plugins.decoding.backends.cpu.cache import KVCache as CpuCache  # noqa: E402
 from specdec_plugins.decoding.backends.cpu.state import SlottedState  # noqa: E402
 from specdec_plugins.decoding.backends.sources import Sources  # noqa: E402
 from specdec_plugins.decoding.backends.torch.cache import KVCache  # noqa: E402
@@ -33,12 +35,31 @@ from specdec_plugins.model.spec import Symbols  # noqa: E402
 SOURCE, REPEATS = 100, 20
 
 
-class Copied(TorchDispatchMode):
-    """Counts the bytes that tensor operations write, without views."""
+class Counting(np.ndarray):
+    """An array that counts the bytes written into it."""
 
-    def __init__(self) -> None:
+    written = 0
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        Counting.written += np.asarray(value).nbytes
+        super().__setitem__(key, value)
+
+
+class Copied(TorchDispatchMode):
+    """Counts the bytes that tensor operations write, without views, or that are written into ``caches`` of arrays."""
+
+    def __init__(self, *caches: Any) -> None:
         super().__init__()
-        self.bytes = 0
+        self.bytes = Counting.written = 0
+        self.caches = [cache for cache in caches if isinstance(cache.data, np.ndarray)]
+        for cache in self.caches:
+            cache.data = cache.data.view(Counting)
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.bytes += Counting.written
+        for cache in self.caches:
+            cache.data = cache.data.view(np.ndarray)
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
         result = function(*arguments, **(options or {}))
@@ -61,7 +82,7 @@ def main() -> int:
             continue
         like = torch.empty(0, device=options.device)
         state = standing(kind, options.layers, width, like, positions, rows + 1)
-        with Copied() as copied:
+        with Copied(state.cache) as copied:
             fork(state, rows)
         seconds = [timed(state, rows, options.device) for _ in range(REPEATS)]
         table.append([kind.__name__, width, positions, rows, copied.bytes // rows, statistics.median(seconds) / rows * 1e6])
@@ -72,10 +93,10 @@ def main() -> int:
 
 def standing(kind: type, layers: int, width: int, like: torch.Tensor, positions: int, rows: int) -> Any:
     """A state with one row of so many positions, and room for ``rows``."""
-    cache, sources = (KVCache(layers, 2 * width, like) for _ in range(2))
+    make = partial(KVCache, like=like) if kind is DenseState else CpuCache
+    cache, sources = (make(layers, 2 * width) for _ in range(2))
     sources.reserve(1, SOURCE)
-    more = (Engine(1),) if kind is SlottedState else ()
-    state = kind(cache, Sources(sources, lambda *_: None), *more)
+    state = kind(cache, Sources(sources, lambda *_: None))
     state.admit(Source([[5] * SOURCE], Symbols()))
     state.encode()
     cache.reserve(rows, positions)

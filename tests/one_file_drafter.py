@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from specdec_plugins.decoding.backends.torch.arrays import tensor, tensors
 from specdec_plugins.decoding.drafters import options_of
 from specdec_plugins.decoding.networks.drafter_code import Loss
 from specdec_plugins.decoding.roles import Drafter
@@ -72,9 +73,9 @@ class Bigram:
     @staticmethod
     def build(weights, model, verifier):
         class Known:  # all that the network asks of the verifier
-            embeddings = verifier.target_embeddings
+            embeddings = tensor(verifier.target_embeddings)
 
         network = Network(options_of(Options, weights.options), Known)
-        network.load_state_dict(dict(weights.tensors))
-        network.to(verifier.target_embeddings.dtype)
-        return LastTwo(network, verifier.target_embeddings)
+        network.load_state_dict(tensors(weights.tensors))
+        network.to(Known.embeddings.dtype)
+        return LastTwo(network, Known.embeddings)

@@ -26,9 +26,10 @@ def loaded(backend):
 
 def copied(state, order, rows=None):
     """Bytes that a selection writes, once the caches have room for its rows."""
-    for cache in ((rows or state).cache, (rows or state).sources.cache):
+    caches = (rows or state).cache, (rows or state).sources.cache
+    for cache in caches:
         cache.reserve(len(order), 0)
-    with Copied() as counted:
+    with Copied(*caches) as counted:
         state.select(order)
     return counted.bytes
 

@@ -115,7 +115,7 @@ def test_what_the_engine_does_not_support_goes_to_fairseq(toy_data, pair):
 @pytest.mark.parametrize("flags", ["--nbest 3", "--beam 8 --lenpen 1.4 --min-len 9 --max-len-b 14"])
 def test_searches_on_the_shipped_pair_are_fairseqs(flags):
     pair, options = load_folder(str(ROOT / "data" / "demo.en-de")), generation_options(flags)
-    built = FairseqGenerator(pair.verifier, torch.device("cpu"), torch.float32)
+    built = FairseqGenerator(pair.verifier, "cpu", torch.float32)
     lines = (ROOT / "data" / "demo.txt").read_text(encoding="utf-8").splitlines()
     sources = [pair.codec.encode(line).ids for line in lines]
     width = max(map(len, sources))

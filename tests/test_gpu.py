@@ -39,11 +39,11 @@ GPU_ONLY = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), r
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=GPU_ONLY)])
 def device(request):
-    return torch.device(request.param)
+    return request.param
 
 
 def recorder(device, **options):
-    return Tapes(**options) if device.type == "cpu" else Recorder(cuda_graphs(device), **options)
+    return Tapes(**options) if device == "cpu" else Recorder(cuda_graphs(device), **options)
 
 
 class Rounding(Eager):
@@ -112,7 +112,7 @@ OTHERS = sorted(set(product(("block", "block_causal", "glide"), ("float32", "flo
 @pytest.mark.parametrize(("code", "dtype"), [*RECORDED, *(pytest.param(*each, marks=pytest.mark.long) for each in OTHERS)])
 def test_recorded_passes_are_eager_passes(code, dtype, device):
     """Tokens and scores, plain and drafted, in batches that grow and shrink again."""
-    count = 10 if device.type == "cuda" else 7
+    count = 10 if device == "cuda" else 7
     sources, limits = tiny_sources(count), [4 + 3 * index % 20 for index in range(count)]
     found = []
     for runner in (Rounding(), recorder(device)):
@@ -148,7 +148,7 @@ def test_recordings_leave_when_memory_is_short(device):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 def test_what_cannot_be_recorded_runs_eagerly(caplog):
     """A pass that reads a number cannot be recorded; decoding continues without recordings."""
-    device = torch.device("cuda")
+    device = "cuda"
 
     def function(x):
         return {"y": x * x.sum().item()}
@@ -187,9 +187,9 @@ def test_in_float64_the_output_is_that_of_a_cpu(device):
 def test_exact_decoding_is_ar_decoding(dtype, rows, code, device):
     """Except at near ties: a wider pass rounds differently."""
     pair, sources = demo(code)
-    sources = sources * (rows // 16 or 1) if device.type == "cuda" else sources[::2]
+    sources = sources * (rows // 16 or 1) if device == "cuda" else sources[::2]
     limits = [60] * len(sources)
-    roles = loaded(pair, device, dtype, recorder(device) if device.type == "cuda" else EAGER)
+    roles = loaded(pair, device, dtype, recorder(device) if device == "cuda" else EAGER)
     plain = tokens(decode(*roles, sources, limits, 0, rows, device=device)[0])
     judge, differing = loaded(pair, "cpu", "float64", EAGER)[0], 0
     for block in (1, 4, 8):
@@ -218,7 +218,7 @@ def gap(verifier, source, one, two):
 @contextmanager
 def waits(device):
     """Yields a function that returns the number of host waits so far: on a GPU, as PyTorch reports them."""
-    if device.type == "cpu":
+    if device == "cpu":
         with Transfers() as mode:
             yield lambda: mode.count
         return
@@ -251,8 +251,8 @@ def test_waits_are_counted(device):
 def test_an_iteration_waits_once(code, block, beta, device):
     """For the verdict, also where requests join and leave, and some are encoded for the drafter only after they have moved.
     On a GPU recordings wait, too: memory grows in the first run, the second run records, the third replays."""
-    verifier, drafter = loaded(tiny(code), device, "float32", recorder(device) if device.type == "cuda" else EAGER)
-    for _ in range(3 if device.type == "cuda" else 1):
+    verifier, drafter = loaded(tiny(code), device, "float32", recorder(device) if device == "cuda" else EAGER)
+    for _ in range(3 if device == "cuda" else 1):
         rule, lengths = TopBetaTau(beta, 2.0), Lengths(block)
         session = Session(drafter, verifier, rule, lengths, BoundedAdmission(4), 4, device=device)
         for index, source in enumerate(tiny_sources(12)):

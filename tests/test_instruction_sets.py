@@ -173,7 +173,7 @@ def case(seed):
             )
         return (
             [(each.tokens, bits(*each.token_scores, each.score or 0.0), each.steps) for each in found],
-            [table.numpy().tobytes() for table in aligned],
+            [table.tobytes() for table in aligned],
         )
 
     return results

@@ -137,7 +137,7 @@ def cloned(inputs: Inputs) -> Inputs:
     }
 
 
-def cuda_graphs(device: torch.device) -> Record:
+def cuda_graphs(device: str) -> Record:
     """Records CUDA graphs, which share memory for intermediate results.
 
     Avoids `torch.cuda.graph`, which leaves its stream current if a recording fails, and empties the allocator's cache each time.

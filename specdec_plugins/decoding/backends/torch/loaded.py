@@ -20,7 +20,7 @@ def load(
     executor: Executor = EAGER
     if device.startswith("cuda"):
         memory = torch.cuda.get_device_properties(device).total_memory
-        executor = Recorder(cuda_graphs(torch.device(device)), most=int(RECORDINGS * memory))
+        executor = Recorder(cuda_graphs(device), most=int(RECORDINGS * memory))
     return TorchModel(first, executor), TorchModel(second, executor) if second else None
 
 
