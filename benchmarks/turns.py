@@ -33,11 +33,7 @@ def plain(roles: Roles) -> Roles:
 
 def session_on(translator: Translator, roles: Roles, rows: int) -> Session:
     """A session on other roles than the translator's, with its own statistics."""
-    usual, translator.engine.roles = translator.engine.roles, roles
-    translator.engine.take_stats()
-    session = translator.engine.session(rows)
-    translator.engine.roles = usual
-    return session
+    return translator.engine.session(rows, roles=roles, stats=DecodeStats())
 
 
 def by_turns(

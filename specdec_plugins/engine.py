@@ -24,7 +24,7 @@ from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.noise import mixed
 from specdec_plugins.decoding.options import MAX_BLOCK_SIZE, Beam, Tolerance
 from specdec_plugins.decoding.requests import Commit, Hypothesis, ModelLimits, Request
-from specdec_plugins.decoding.roles import Controller, Drafter
+from specdec_plugins.decoding.roles import Controller, Drafter, Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import Pair
@@ -195,15 +195,15 @@ class Engine:
         max_tokens: int | None = None,
         max_bytes: int | None = None,
         usual_rows: int | None = None,
-        controller: Controller | None = None,
+        roles: Roles | None = None,
         stats: DecodeStats | None = None,
     ) -> Session:
         """A new session. At most ``rows`` rows, ``max_tokens`` source tokens (padding included) and about ``max_bytes`` bytes of
         cache are in flight; requests wait while there are ``usual_rows``, and those with more rows are decoded alone.
 
-        Its controller and statistics are the engine's unless others are given.
+        Its roles and statistics are the engine's unless others are given.
         """
-        roles = self.roles if controller is None else self.roles._replace(controller=controller)
+        roles = roles or self.roles
 
         def bytes_for(request: Request) -> int:
             return roles.drafter.bytes_for(request) + roles.verifier.bytes_for(request)

@@ -208,22 +208,23 @@ class Translator:
         mine = settings_for(self.settings, settings, ())[0]
         if mine.drawn > 1 or mine.windows is not None or mine.strategy == "fairseq":
             raise ValueError("stream_text needs a single sentence and output; it does not support mbr, windows or fairseq")
-        return self.under(mine)._stream_text(sentence, too_long, first, hint, source_lang, target_lang)
+        translator = self.under(mine)
+        engine, codec = translator.engine, translator.codec
 
-    def _stream_text(
-        self, sentence: str, too_long: TooLong, first: int, hint: str | None, source_lang: str | None, target_lang: str | None
-    ) -> Iterator[str]:
-        source = self.source(0, sentence, False, too_long, source_lang, target_lang)
-        if not source.text:
-            return
-        options = {"hint": self.codec.encode_target(hint, target_lang)} if hint else {}
-        decoder = self.codec.decoder()
-        request = self.engine.request(0, source.tokens, forced=source.forced, seeds=self.engine.seeds(first), **options)
-        for commit in self.engine.stream(request):
-            if text := decoder.push(commit.tokens):
+        def pieces() -> Iterator[str]:
+            source = translator.source(0, sentence, False, too_long, source_lang, target_lang)
+            if not source.text:
+                return
+            options = {"hint": codec.encode_target(hint, target_lang)} if hint else {}
+            decoder = codec.decoder()
+            request = engine.request(0, source.tokens, forced=source.forced, seeds=engine.seeds(first), **options)
+            for commit in engine.stream(request):
+                if text := decoder.push(commit.tokens):
+                    yield text
+            if text := decoder.finish():
                 yield text
-        if text := decoder.finish():
-            yield text
+
+        return pieces()
 
     def encode(
         self, sentences: Sequence[str], tokenized: bool = False, source_lang: str | None = None, target_lang: str | None = None

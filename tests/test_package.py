@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "protection": "files interfaces options settings text translations units",
     "terms": "decoding interfaces options protection text translations",
     "rewriters": "documents interfaces options protection terms text translations whole_lines",
-    "translator": "decoding engine fairseq_engine formats options rewriters settings text translations",
+    "translator": "decoding engine fairseq_engine formats options rewriters sessions settings text translations",
     "serving": "decoding engine files options sessions settings text translations translator units",
     "corpora": "cpus formats text workers",
     "measure": "cpus decoding engine formats settings text translator workers",

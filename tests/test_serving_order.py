@@ -12,6 +12,7 @@ import pytest
 
 from specdec_plugins.decoding.options import Beam
 from specdec_plugins.decoding.requests import Commit, Hypothesis, ModelLimits, Request
+from specdec_plugins.decoding.roles import Roles
 from specdec_plugins.serving import line as lines
 from specdec_plugins.serving.guest import Cancelled, Guest
 from specdec_plugins.serving.line import Line
@@ -105,11 +106,11 @@ class World:
     def load(self):
         """A model, in place of the present one."""
         limits = ModelLimits(10, 10, 10, 10)
-        settings, roles = SimpleNamespace(adaptive=False), SimpleNamespace(controller=None)
+        settings, roles = SimpleNamespace(adaptive=False), Roles(None, None, None, None)
         model = SimpleNamespace(limits=limits, settings=settings, roles=roles, session=self.session, join=lambda running: None)
         self.lines.append(Line(model, ROWS, self.threads))
 
-    def session(self, rows, usual_rows, controller, stats):
+    def session(self, rows, usual_rows, roles, stats):
         if self.chance.random() < 5 * self.faults:
             raise MemoryError
         return Session(self.chance, self.faults, usual_rows, stats)

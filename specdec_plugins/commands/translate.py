@@ -137,12 +137,16 @@ def run_files(options: argparse.Namespace, progress: Progress) -> None:
         else:
             work = partial(loaded_late, partial(unit_answerer, options))
         files = progress.files = Files(options, report)
-        settings, began = settings_of(options), time.perf_counter()
-        size = options.buffer_size or BUFFER_SIZE
-        stats = files.write(work(files.batches(size)))
-        if stats and not options.quiet:
-            lines = summary(settings, stats, time.perf_counter() - began, model_name(options), files.missing)
-            print("\n".join(lines), file=sys.stderr)
+        began = time.perf_counter()
+        stats = files.write(work(files.batches(options.buffer_size or BUFFER_SIZE)))
+        conclude(options, stats, began, files.missing)
+
+
+def conclude(options: argparse.Namespace, stats: "DecodeStats | None", began: float, missing: Missing) -> None:
+    """Print the summary."""
+    if stats and not options.quiet:
+        lines = summary(settings_of(options), stats, time.perf_counter() - began, model_name(options), missing)
+        print("\n".join(lines), file=sys.stderr)
 
 
 def model_name(options: argparse.Namespace) -> str:
@@ -191,16 +195,15 @@ def run(options: argparse.Namespace, progress: Progress) -> None:
         if options.trace:
             print(legend(sys.stderr.isatty()), file=sys.stderr)
         shown = stack.enter_context(lines_bar(options, done, terminal))
-        settings, began = settings_of(options), time.perf_counter()
-        size = options.buffer_size or (1 if terminal else max(1, BUFFER_SIZE // settings.drawn))
+        began = time.perf_counter()
+        size = options.buffer_size or (1 if terminal else max(1, BUFFER_SIZE // settings_of(options).drawn))
         missing = Missing()
         stats = write(output, source, work(read_buffers(source, size, *beside)), shown, missing)
         shown.close()
         if not output.lines:
             report(f"{source.name} is empty")
-        elif stats and not options.quiet:
-            lines = summary(settings, stats, time.perf_counter() - began, model_name(options), missing)
-            print("\n".join(lines), file=sys.stderr)
+        else:
+            conclude(options, stats, began, missing)
 
 
 def write(output: Output, source: Inputs, answered: Iterable[Answers], shown, missing: Missing) -> "DecodeStats | None":

@@ -18,13 +18,11 @@ PASSES = ("drafting", "verifying", "elsewhere")  # what belongs to passes in the
 
 def pass_costs(engine: Engine, requests: Sequence[Request], seconds: float) -> dict[int, Costs]:
     """By batch size, measured in turns for about this long. The engine has a drafter, trained or not: a pass costs the same."""
-    usual, longest = engine.roles, max(1, engine.trained_block_size)
-    cases = []
+    longest, cases = max(1, engine.trained_block_size), []
     for rows, count in SENTENCES.items():
         for length in (each for each in LENGTHS if each <= longest):
-            engine.roles = usual._replace(controller=FixedLength(length))
-            cases.append((rows, length, requests[:count], engine.session(rows)))
-    engine.roles = usual
+            roles = engine.roles._replace(controller=FixedLength(length))
+            cases.append((rows, length, requests[:count], engine.session(rows, roles=roles)))
     found: dict[tuple[int, int], list[tuple[float, float]]] = {(rows, length): [] for rows, length, *_ in cases}
     began = time.monotonic()
     for turn in range(ROUNDS + 1):

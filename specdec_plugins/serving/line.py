@@ -133,7 +133,8 @@ class Desk:
             controller = deepcopy(engine.roles.controller)
             if engine.settings.adaptive:
                 controller = Steady(controller, engine.trained_block_size, engine.beam is not None)
-            self.session = engine.session(self.line.rows, usual_rows=self.rows, controller=controller, stats=self.stats)
+            roles = engine.roles._replace(controller=controller)
+            self.session = engine.session(self.line.rows, usual_rows=self.rows, roles=roles, stats=self.stats)
         except Exception as error:  # too little memory, for instance, which may be there later
             log.error("a session cannot be opened; requests are refused until it can", exc_info=error)
             self._lost, self._retry = True, time.monotonic() + self._delay
