@@ -24,6 +24,7 @@ from test_hf_translator import saved
 from test_one_file_codec import CHARACTERS, LANGUAGES, SYMBOLS
 
 from specdec_plugins.commands import draft, drafting, estimating
+from specdec_plugins.commands.draft_text import requests_of
 from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier
 from specdec_plugins.formats import drafter_folder
 from specdec_plugins.formats.folder import Pair, load_folder, save_folder, with_drafter
@@ -357,7 +358,7 @@ def test_measured_costs_are_of_passes(folder, text, monkeypatch):
     plan = Plan.of("glide", [], 2, [0, 1, 2])
     drafted = replace(pair, drafter=Training(plan, pair.verifier, []).drafter())
     translator = Translator(drafted, drafting.Settings(strategy="specdec", block_size=8, threads=1))
-    requests = drafting.requests_of(translator, sentences(16), (None, None))
+    requests = requests_of(translator, sentences(16), (None, None))
     before = translator.engine.roles
     found = costs.pass_costs(translator.engine, requests, 0.5)
     assert translator.engine.roles is before and {*found} == {1, 8}

@@ -25,14 +25,16 @@ def parser() -> Parser:
         "alone with a model card. Run again, it continues where it stopped.",
     )
     p.add_argument(
-        "model", metavar="MODEL", help="model folder, Hugging Face folder, or ORG/NAME of its Hub; with --card, what was written"
+        "model",
+        metavar="MODEL",
+        help="model folder, Hugging Face folder, or ORG/NAME of its Hub; with --card, a folder that this command made",
     )
     p.add_argument("--sources", metavar="TEXT", help="source text, one sentence per line, as you translate it; .gz allowed")
     p.add_argument("--output", metavar="FOLDER", help="the folder to make")
     p.add_argument("--minutes", type=number, default=20.0, metavar="M",
                    help="time for translating the text and training, at most (default: 20)")  # fmt: skip
     p.add_argument("--estimate", action="store_true", help="only say, in a minute, what a drafter would bring on this machine")
-    p.add_argument("--card", action="store_true", help="only write a trained drafter's model card (README.md) anew")
+    p.add_argument("--card", action="store_true", help="only rewrite the model card (README.md) of a trained drafter")
     p.add_argument(
         "--licence", metavar="ID", help="the drafter's licence, for its card, as the Hub names it: cc-by-4.0, mit, ..."
     )

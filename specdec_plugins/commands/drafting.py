@@ -5,10 +5,8 @@ translations, ``state.pt`` the training. The model's files follow at the end, an
 """
 
 import fcntl
-import hashlib
 import json
 import os
-import random
 import shutil
 import statistics
 import time
@@ -17,12 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from specdec_plugins import __version__
 from specdec_plugins.commands.card import SUBFOLDER, write_card
+from specdec_plugins.commands.draft_text import LEAST_LINES, Text, read_text, requests_of
 from specdec_plugins.commands.runner import option_name
 from specdec_plugins.commands.watch import duration
 from specdec_plugins.cpus import usual_threads
@@ -36,18 +35,13 @@ from specdec_plugins.measure.costs import pass_costs
 from specdec_plugins.measure.expectation import Costs, acceptance, expected_gain, pays
 from specdec_plugins.measure.machine import machine
 from specdec_plugins.settings import Settings
-from specdec_plugins.text.lines import LineReader
 from specdec_plugins.training.drafting import FALL, Plan, Training, load
 from specdec_plugins.training.pairs import Pair as IdPair
 from specdec_plugins.training.pairs import line_of, read_pairs
 from specdec_plugins.training.precision import choose_kernels, keep_memory
 from specdec_plugins.training.token_ids import frequent
-from specdec_plugins.translations import SourceTooLong
 from specdec_plugins.translator import Translator
 
-LEAST_LINES, MOST_LINES = 100, 2_000_000
-HELD_OUT, MOST_HELD_OUT, LEAST_HELD_OUT = 20, 200, 10  # one line in so many, at most, at least
-NAMED = 3  # lines of a text that an error names
 CHUNK = 256  # lines translated between two writes of their translations
 DISTILLING = 1 / 3  # of the time, at most: what has been translated by then is trained on
 CHECKPOINT = 15.0  # seconds
@@ -55,14 +49,6 @@ EVALUATIONS, EVALUATING = 15, 0.1  # of a training; the part of the time that th
 COOLDOWN = 0.2  # of the time spent: how long the learning rate falls once training no longer pays
 COSTING = 10.0  # seconds for measuring passes
 TRIALS = 4  # first updates in each precision, to choose the faster
-
-
-class Text(NamedTuple):
-    """Lines without repetitions, in random order; ``held`` are not trained on."""
-
-    train: list[str]
-    held: list[str]
-    digest: str
 
 
 @dataclass
@@ -92,51 +78,6 @@ class Progress:
         """From 0 to 1."""
         left = self.end - self.since
         return 1.0 if self.spent >= self.end else self.passed + (1 - self.passed) * (self.spent - self.since) / left
-
-
-def read_text(path: str, translator: Translator, languages: tuple[str | None, str | None], skip: bool, seed: int) -> Text:
-    """A text that fits. Raises ValueError naming the file, and lines that are too long unless they are to be skipped."""
-    lines, long = dict[str, None](), list[int]()
-    with LineReader(path) as reader:
-        for line in reader:
-            if reader.number > MOST_LINES:
-                raise ValueError(f"{path}: more than {MOST_LINES:,} lines; a training of an hour sees about 300,000")
-            if not line.strip() or line in lines:
-                continue
-            # A token seldom has less than a byte, so most lines need not be encoded.
-            if len(line.encode()) >= translator.max_source - 64 and too_long(translator, line, languages):
-                long.append(reader.number)
-            else:
-                lines[line] = None
-    if long and not skip:
-        named = ", ".join(map(str, long[:NAMED])) + (f" and {len(long) - NAMED:,} more" if len(long) > NAMED else "")
-        what = f"line {named} is" if len(long) == 1 else f"lines {named} are"
-        most = translator.max_source - 1
-        raise ValueError(f"{path}: {what} longer than the model reads ({most:,} tokens); shorten them or give --too-long skip")
-    if len(lines) < LEAST_LINES:
-        raise ValueError(
-            f"{path}: {len(lines):,} different sentences are too few for a drafter; give {LEAST_LINES:,}, better 50,000"
-        )
-    too_long(translator, next(iter(lines)), languages)  # raises ValueError where a language is missing or unknown
-    mixed = [*lines]
-    random.Random(seed).shuffle(mixed)
-    held = max(LEAST_HELD_OUT, min(MOST_HELD_OUT, len(mixed) // HELD_OUT))
-    return Text(mixed[held:], mixed[:held], hashlib.sha256("\n".join(lines).encode()).hexdigest())
-
-
-def too_long(translator: Translator, line: str, languages: tuple[str | None, str | None]) -> bool:
-    try:
-        translator.source(0, line, False, "error", *languages)
-    except SourceTooLong:
-        return True
-    return False
-
-
-def requests_of(translator: Translator, lines: Sequence[str], languages: tuple[str | None, str | None]) -> list[Request]:
-    """By the numbers of the lines; none for a line without tokens, or with more than the model reads after all."""
-    sources = [translator.source(index, line, False, "skip", *languages) for index, line in enumerate(lines)]
-    engine = translator.engine
-    return [engine.request(n, each.tokens, forced=each.forced) for n, each in enumerate(sources) if each.text]
 
 
 class Work:
