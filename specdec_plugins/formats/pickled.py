@@ -25,7 +25,7 @@ MAGIC = b"PK\x03\x04"
 MOST_BYTES = 1 << 22  # of the pickle, and of the directory: a tensor takes about 200 of each
 MOST_DIMENSIONS = 32
 LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, and the lengths of the name and the extra field that follow
-STORAGES = {
+STORAGES = {  # by torch's names
     "DoubleStorage": np.dtype(np.float64),
     "FloatStorage": np.dtype(np.float32),
     "HalfStorage": np.dtype(np.float16),
@@ -37,6 +37,10 @@ STORAGES = {
     "ByteStorage": np.dtype(np.uint8),
     "BoolStorage": np.dtype(np.bool_),
 }
+
+
+# What zipfile, pickletools, NumPy and the machine raise for damaged files.
+FAULTS = (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, OSError, EOFError, BadZipFile, struct.error)
 
 
 class Refused(ValueError):
@@ -77,26 +81,10 @@ def read(path: Path) -> Any:
     except Refused as error:
         raise ValueError(f"{path}: refused: {error}") from None
     except FAULTS as error:
-        raise ValueError(
-            f"{path}: not a readable file of weights, or a damaged one ({type(error).__name__}: {brief(error)})"
-        ) from None
+        what = f"{type(error).__name__}: {brief(error)}"
+        raise ValueError(f"{path}: not a readable file of weights, or a damaged one ({what})") from None
     mapping(path)
     return result
-
-
-# What zipfile, pickletools and the machine raise for damaged files.
-FAULTS = (
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    BadZipFile,
-    NotImplementedError,
-    struct.error,
-    OSError,
-    EOFError,
-    OverflowError,
-)
 
 
 def record(content: np.ndarray, records: dict[str, ZipInfo], prefix: str, name: str) -> np.ndarray:
