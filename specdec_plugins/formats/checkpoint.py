@@ -63,8 +63,7 @@ def allow_fairseq_types() -> None:
 
     None of these runs code when unpickled.
     """
-    with needed("torch", "a fairseq checkpoint"):
-        import torch
+    import torch
 
     installed = find_spec("omegaconf") is not None
     types: list[Any] = [argparse.Namespace, Any, dict, list, int, defaultdict]
@@ -77,7 +76,6 @@ def allow_fairseq_types() -> None:
 
 def load(path: str | os.PathLike[str]) -> Checkpoint:
     """Read a fairseq checkpoint onto the CPU. Raises CheckpointError for a missing, truncated, unsafe or foreign file."""
-    allow_fairseq_types()
     checkpoint = unpickled(path)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         raise CheckpointError(f"{path}: not a fairseq checkpoint (no 'model' in it)")
@@ -98,9 +96,10 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
 
 def unpickled(path: str | os.PathLike[str]) -> Any:
     """What `torch.save` wrote, on the CPU. Raises CheckpointError for what is not just weights."""
-    with needed("torch", f"{path}, a file of PyTorch's,"):
+    with needed("torch", f"{path}: a fairseq checkpoint"):
         import torch
 
+    allow_fairseq_types()
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
