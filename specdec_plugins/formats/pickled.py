@@ -58,7 +58,9 @@ def ordered_dict() -> dict:
     return {}
 
 
-def tensor(storage: Storage, offset: int, size: tuple, stride: tuple, requires_grad: bool, hooks: dict, *metadata: Any) -> View:
+def tensor(
+    storage: Storage, offset: int, size: tuple, stride: tuple, requires_grad: bool, hooks: dict, metadata: Any = None
+) -> View:
     if type(storage) is not Storage or type(size) is not tuple or type(stride) is not tuple:
         raise ValueError("a tensor without a storage, sizes and strides")
     if len(size) != len(stride) or len(size) > MOST_DIMENSIONS:
