@@ -17,6 +17,7 @@ from specdec_plugins.decoding.backends.torch.arrays import tensor, tensors
 from specdec_plugins.formats import checkpoint, spec
 from specdec_plugins.formats import tensors as files
 from specdec_plugins.formats.arrays import address, array, arrays, equal, float16
+from specdec_plugins.formats.files import unload
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.formats.spec import all_finite, close, fingerprint, storage_fault, weight_fault
 
@@ -148,6 +149,17 @@ def test_a_file_is_what_safetensors_reads(tmp_path):
     assert files.read(path)["scalar"] == 3.5
 
 
+def test_files_that_were_read_are_unloaded(tmp_path):
+    """Changes to private pages are lost with them."""
+    path = tmp_path / "x.safetensors"
+    save_file({"a": torch.ones(5000), "b": torch.ones(5000)}, path)
+    found = files.read(path)
+    for each in found.values():
+        each[...] = 7
+    unload([address(found["b"])])
+    assert all((each == 1).all() for each in found.values())
+
+
 def test_an_unknown_data_type_is_refused_by_name(tmp_path):
     path = tmp_path / "x.safetensors"
     header = json.dumps({"alien": {"dtype": "F8_E8M0", "shape": [8], "data_offsets": [0, 8]}}).encode()
@@ -191,6 +203,7 @@ def test_a_checkpoint_of_arrays_is_one_of_tensors(tmp_path, dtype):
 WITHOUT = """
 import sys
 sys.modules["torch"] = None
+from specdec_plugins.formats.files import unload
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.formats.spec import extended, fingerprint
 from specdec_plugins.formats import tensors
