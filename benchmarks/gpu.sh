@@ -44,7 +44,7 @@ rm "$out/torch.log"
 has() { "$python" -c "import $1" >"$out/import.log" 2>&1; }
 
 packages=()  # the modules of which have the same names
-for package in numpy pytest safetensors tabulate tqdm; do has $package || packages+=($package); done
+for package in ml_dtypes numpy pytest safetensors tabulate tqdm; do has $package || packages+=($package); done
 missing=
 if [ ${#packages[@]} -gt 0 ]; then
     timeout 30 "$python" -m pip install -q --target "$out/packages" "${packages[@]}" >"$out/packages.log" 2>&1

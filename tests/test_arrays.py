@@ -1,5 +1,6 @@
 """Tensors as NumPy arrays and back: the same memory, values, rounding and faults as PyTorch's, and models read without it."""
 
+import argparse
 import json
 from dataclasses import replace
 
@@ -13,9 +14,10 @@ from safetensors.torch import load_file, save_file
 from test_formats import PLAIN, SIZE
 
 from specdec_plugins.decoding.backends.torch.arrays import tensor, tensors
-from specdec_plugins.formats import spec
+from specdec_plugins.formats import checkpoint, spec
 from specdec_plugins.formats import tensors as files
 from specdec_plugins.formats.arrays import address, array, arrays, equal, float16
+from specdec_plugins.formats.files import unload
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.formats.spec import all_finite, close, fingerprint, storage_fault, weight_fault
 
@@ -147,6 +149,17 @@ def test_a_file_is_what_safetensors_reads(tmp_path):
     assert files.read(path)["scalar"] == 3.5
 
 
+def test_files_that_were_read_are_unloaded(tmp_path):
+    """Changes to private pages are lost with them."""
+    path = tmp_path / "x.safetensors"
+    save_file({"a": torch.ones(5000), "b": torch.ones(5000)}, path)
+    found = files.read(path)
+    for each in found.values():
+        each[...] = 7
+    unload([address(found["b"])])
+    assert all((each == 1).all() for each in found.values())
+
+
 def test_an_unknown_data_type_is_refused_by_name(tmp_path):
     path = tmp_path / "x.safetensors"
     header = json.dumps({"alien": {"dtype": "F8_E8M0", "shape": [8], "data_offsets": [0, 8]}}).encode()
@@ -173,16 +186,30 @@ def test_a_fingerprint_does_not_depend_on_the_type_of_tensors(dtype):
     assert fingerprint(replace(model, tensors=given)) == fingerprint(replace(model, tensors=arrays(given)))
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_checkpoint_of_arrays_is_one_of_tensors(tmp_path, dtype):
+    table = torch.randn(4, 3).to(dtype)
+    given = {"a": table, "b": table, "c": torch.arange(3)}
+    constant = np.frombuffer(bytes(8), np.float32)
+    content = {"model": {**arrays(given), "d": constant}, "args": argparse.Namespace(x=1), "cfg": None}
+    checkpoint.save(content, tmp_path / "x.pt")
+    found = checkpoint.load(tmp_path / "x.pt")["model"]
+    assert all(torch.equal(found[name], each) for name, each in given.items()) and found["d"].tolist() == [0, 0]
+    assert found["a"].data_ptr() == found["b"].data_ptr() and content["model"]["d"] is constant
+
+
 # ---- without PyTorch
 
 WITHOUT = """
 import sys
 sys.modules["torch"] = None
+from specdec_plugins.formats.files import unload
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.formats.spec import extended, fingerprint
 from specdec_plugins.formats import tensors
 from specdec_plugins.text import alignment
 from specdec_plugins import cpus
+import argparse
 import json
 pair, *folders = sys.argv[1:]
 found = {pair: [load_folder(pair).verifier, load_folder(pair).drafter]}
@@ -212,20 +239,21 @@ def test_models_are_read_without_pytorch(tmp_path):
 
 
 def test_what_needs_pytorch_says_so(tmp_path):
-    """fairseq's checkpoints, and files of PyTorch before 1.6, in one line that names the extra."""
-    torch.save({"a": torch.ones(2)}, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
+    """fairseq's checkpoints, in one line that names the extra."""
+    torch.save({"model": {"a": torch.ones(2)}}, tmp_path / "x.pt")
     program = (
         "import sys; sys.modules['torch'] = None\n"
         "from pathlib import Path\n"
         "from specdec_plugins.formats.checkpoint import load\n"
-        "from specdec_plugins.formats.huggingface.weights import read_file\n"
-        "for read in (load, read_file):\n"
-        "    try: read(Path(sys.argv[1]))\n"
-        "    except ImportError as error: print(error)"
+        "try: load(Path(sys.argv[1]))\n"
+        "except ImportError as error: print(error)"
     )
-    lines = run_python("-c", program, str(tmp_path / "old.bin")).stdout.splitlines()
-    assert len(lines) == 2 and all("needs a package that is not installed" in line and "[torch]" in line for line in lines)
-    assert "old.bin" in lines[1]
+    lines = run_python("-c", program, str(tmp_path / "x.pt")).stdout.splitlines()
+    assert (
+        len(lines) == 1
+        and "x.pt: a fairseq checkpoint needs a package that is not installed" in lines[0]
+        and "[torch]" in lines[0]
+    )
 
 
 def test_nothing_in_formats_imports_torch_at_its_top():

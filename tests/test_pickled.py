@@ -4,6 +4,7 @@ and pickles that ask for more than weights."""
 import io
 import pickle
 import random
+import struct
 import zipfile
 from collections import OrderedDict
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from specdec_plugins.formats import pickled
+from specdec_plugins.formats import pytorch
 from specdec_plugins.formats.arrays import array
 from specdec_plugins.formats.spec import storage_fault
 
@@ -56,11 +57,15 @@ def same(found, expected):
         assert bits(found[name]) == bits(array(each)), name
 
 
+OLD = {"_use_new_zipfile_serialization": False}  # as before 1.6
+
+
+@pytest.mark.parametrize("how", [{}, OLD])
 @pytest.mark.parametrize("seed", range(40))
-def test_state_dicts_are_those_of_torch(tmp_path, seed):
+def test_state_dicts_are_those_of_torch(tmp_path, seed, how):
     path = tmp_path / "pytorch_model.bin"
-    torch.save(random_state(seed), path)
-    found = pickled.read(path)
+    torch.save(random_state(seed), path, **how)
+    found = pytorch.read(path)
     same(found, torch.load(path, weights_only=True))
     assert not any(map(storage_fault, found.values()))
 
@@ -69,13 +74,14 @@ def test_a_module_with_its_versions(tmp_path):
     path = tmp_path / "pytorch_model.bin"
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     torch.save(model.state_dict(), path)
-    same(pickled.read(path), model.state_dict())
+    same(pytorch.read(path), model.state_dict())
 
 
-def test_views_of_one_storage_share_its_memory_and_strides(tmp_path):
+@pytest.mark.parametrize("how", [{}, OLD])
+def test_views_of_one_storage_share_its_memory_and_strides(tmp_path, how):
     path, whole = tmp_path / "pytorch_model.bin", torch.arange(12.0).reshape(3, 4)
-    torch.save({"whole": whole, "turned": whole.T, "part": whole[1:, 1:]}, path)
-    found = pickled.read(path)
+    torch.save({"whole": whole, "turned": whole.T, "part": whole[1:, 1:]}, path, **how)
+    found = pytorch.read(path)
     assert all(np.shares_memory(found["whole"], each) for each in found.values())
     assert found["turned"].strides == (4, 16) and found["part"].tolist() == whole[1:, 1:].tolist()
 
@@ -88,7 +94,7 @@ def test_storages_at_any_byte(tmp_path):
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(odd, "w") as other:
         for entry in archive.infolist():
             other.writestr(entry.filename, archive.read(entry))
-    found = pickled.read(odd)
+    found = pytorch.read(odd)
     same(found, state)
     assert all(each.flags.aligned for each in found.values())
 
@@ -110,7 +116,7 @@ def archive(path, data, byteorder="little", compression=zipfile.ZIP_STORED, stor
     return path
 
 
-def tensor_pickle(offset=0, size=(2,), stride=(1,), count=2, dtype="FloatStorage", key="0", kind="storage"):
+def tensor_pickle(offset=0, size=(2,), stride=(1,), count=2, dtype="FloatStorage", key="0", kind="storage", whole=()):
     """The pickle of one tensor, with any numbers."""
 
     class Place:
@@ -122,7 +128,7 @@ def tensor_pickle(offset=0, size=(2,), stride=(1,), count=2, dtype="FloatStorage
 
     class Pickler(pickle._Pickler):
         def persistent_id(self, value):
-            return (kind, getattr(torch, dtype), key, "cpu", count) if isinstance(value, Place) else None
+            return (kind, getattr(torch, dtype), key, "cpu", count, *whole) if isinstance(value, Place) else None
 
     buffer = io.BytesIO()
     Pickler(buffer, 2).dump({"x": Tensor()})
@@ -156,15 +162,69 @@ BOUNDS = {
 @pytest.mark.parametrize("case", BOUNDS)
 def test_numbers_are_bounded(tmp_path, case):
     storages = {"0": np.float32([1, 2]).tobytes()}
-    assert pickled.read(archive(tmp_path / "good", tensor_pickle(), storages=storages))["x"].tolist() == [1, 2]
+    assert pytorch.read(archive(tmp_path / "good", tensor_pickle(), storages=storages))["x"].tolist() == [1, 2]
     with pytest.raises(ValueError, match=str(tmp_path / "bad")):
-        pickled.read(archive(tmp_path / "bad", tensor_pickle(**BOUNDS[case]), storages=storages))
+        pytorch.read(archive(tmp_path / "bad", tensor_pickle(**BOUNDS[case]), storages=storages))
 
 
 def test_an_expanded_tensor_is_a_fault_not_memory(tmp_path):
     path = archive(tmp_path / "x", tensor_pickle(size=(1 << 40,), stride=(0,)), storages={"0": bytes(8)})
-    assert storage_fault(pickled.read(path)["x"]) == "has more elements than memory"
+    assert storage_fault(pytorch.read(path)["x"]) == "has more elements than memory"
     assert path.stat().st_size < 2000
+
+
+def old(path, whole=(None,), keys=("0",), elements=2, facts=None, version=1001, **options):
+    """A file in the format before 1.6, of two numbers."""
+    parts = [0x1950A86A20F9469CFC6C, version, facts or {"protocol_version": 1001, "little_endian": True}]
+    data = [pickle.dumps(each, 2) for each in parts]
+    data += [
+        tensor_pickle(whole=whole, **options),
+        pickle.dumps([*keys], 2),
+        struct.pack("<q", elements),
+        np.float32([1, 2]).tobytes(),
+    ]
+    path.write_bytes(b"".join(data))
+    return path
+
+
+OLD_FAULTS = {
+    "parts of others": ({"whole": (("0", 0, 2),)}, "refused: its storages are parts of others"),
+    "big-endian": ({"facts": {"little_endian": False}}, "refused: .* big-endian"),
+    "another version": ({"version": 1002}, "refused: its format"),
+    "other keys": ({"keys": ["1"]}, "damaged"),
+    "one key twice": ({"keys": ["0", "0"]}, "damaged"),
+    "keys of another type": ({"keys": [0]}, "damaged"),
+    "another size": ({"elements": 1}, "damaged"),
+    "a size beyond the file": ({"elements": 3, "count": 3}, "damaged"),
+    "a negative size": ({"elements": -1, "count": -1}, "damaged"),
+    "outside": ({"offset": 1}, "damaged"),
+}
+
+
+@pytest.mark.parametrize("case", OLD_FAULTS)
+def test_old_files_are_bounded(tmp_path, case):
+    assert pytorch.read(old(tmp_path / "good"))["x"].tolist() == [1, 2]
+    options, message = OLD_FAULTS[case]
+    with pytest.raises(ValueError, match=f"bad: .*{message}"):
+        pytorch.read(old(tmp_path / "bad", **options))
+
+
+def test_storages_that_overlap_are_not_copied_many_times(tmp_path):
+    """A hundred names of one record would take a hundred times its memory."""
+    tensors = [tensor_pickle(size=(9,), count=2000, key=str(number)) for number in range(100)]
+    data = b"\x80\x02}(" + b"".join(b"K%c" % number + each[2:-1] for number, each in enumerate(tensors)) + b"u."
+    path = archive(tmp_path / "x", data, storages={str(number): bytes(8000) if number == 0 else b"" for number in range(100)})
+    content = path.read_bytes()
+    begin = content.index(b"PK\x01\x02")
+    entries = content[begin:].split(b"PK\x01\x02")[1:]
+    first = next(each for each in entries if each[42:].startswith(b"archive/data/0"))
+    shared = [
+        each[:4] + first[4:24] + each[24:38] + first[38:42] + each[42:] if each[42:].startswith(b"archive/data/") else each
+        for each in entries
+    ]
+    path.write_bytes(content[:begin] + b"".join(b"PK\x01\x02" + each for each in shared))
+    with pytest.raises(ValueError, match="storages larger than the file"):
+        pytorch.read(path)
 
 
 DEEP = b"\x80\x02" + b"(" * 100_000 + b"t" * 100_000 + b"."
@@ -196,26 +256,26 @@ REFUSED = {
 def test_everything_else_is_refused(tmp_path, case, capsys):
     data, message = REFUSED[case]
     with pytest.raises(ValueError, match=message) as caught:
-        pickled.read(archive(tmp_path / "x", data, storages={"0": bytes(8)}))
+        pytorch.read(archive(tmp_path / "x", data, storages={"0": bytes(8)}))
     assert str(tmp_path / "x") in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 500
     assert not capsys.readouterr().out
 
 
 def test_nesting_costs_neither_the_stack_nor_time(tmp_path):
-    pickled.read(archive(tmp_path / "deep", DEEP))
-    pickled.read(archive(tmp_path / "squares", SQUARES))
+    pytorch.read(archive(tmp_path / "deep", DEEP))
+    pytorch.read(archive(tmp_path / "squares", SQUARES))
 
 
 def test_files_that_are_larger_compressed_or_big_endian_are_refused(tmp_path, monkeypatch):
     good = tensor_pickle()
     for message, options in (("big-endian", {"byteorder": "big"}), ("compressed", {"compression": zipfile.ZIP_DEFLATED})):
         with pytest.raises(ValueError, match=f"refused: .*{message}"):
-            pickled.read(archive(tmp_path / "x", good, storages={"0": bytes(8)}, **options))
-    monkeypatch.setattr(pickled, "MOST_BYTES", 500)
+            pytorch.read(archive(tmp_path / "x", good, storages={"0": bytes(8)}, **options))
+    monkeypatch.setattr(pytorch, "MOST_BYTES", 500)
     with pytest.raises(ValueError, match="refused: its pickle is larger than 500 bytes"):
-        pickled.read(archive(tmp_path / "x", good + bytes(500), storages={"0": bytes(8)}))
+        pytorch.read(archive(tmp_path / "x", good + bytes(500), storages={"0": bytes(8)}))
     with pytest.raises(ValueError, match="refused: its directory is larger than 500 bytes"):
-        pickled.read(archive(tmp_path / "x", good, storages={str(number): b"" for number in range(50)}))
+        pytorch.read(archive(tmp_path / "x", good, storages={str(number): b"" for number in range(50)}))
 
 
 # ---- mutations
@@ -249,17 +309,18 @@ def load(path):
         return None
 
 
-@pytest.mark.parametrize("first", range(0, 2000, 200))
-def test_mutated_files_are_refused_or_what_torch_reads(tmp_path, first):
+@pytest.mark.parametrize("how", [{}, OLD])
+@pytest.mark.parametrize("first", range(0, 1000, 250))
+def test_mutated_files_are_refused_or_what_torch_reads(tmp_path, first, how):
     """Whatever a file asks for, its tensors lie within it; where PyTorch reads them as well, they are equal."""
     read = 0
-    for seed in range(first, first + 200):
+    for seed in range(first, first + 250):
         rng, path = random.Random(seed), tmp_path / f"{seed}.bin"
         buffer = io.BytesIO()
-        torch.save(random_state(seed), buffer)
+        torch.save(random_state(seed), buffer, **how)
         path.write_bytes(mutated(rng, buffer.getvalue()))
         try:
-            found = pickled.read(path)
+            found = pytorch.read(path)
         except ValueError as error:
             assert str(path) in str(error) and "\n" not in str(error)
             continue

@@ -15,8 +15,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
+
 from specdec_plugins.extras import needed
 from specdec_plugins.formats import files
+from specdec_plugins.formats.arrays import BFLOAT16
 from specdec_plugins.formats.errors import brief
 from specdec_plugins.formats.spec import storage_fault
 
@@ -60,8 +63,7 @@ def allow_fairseq_types() -> None:
 
     None of these runs code when unpickled.
     """
-    with needed("torch", "a fairseq checkpoint"):
-        import torch
+    import torch
 
     installed = find_spec("omegaconf") is not None
     types: list[Any] = [argparse.Namespace, Any, dict, list, int, defaultdict]
@@ -74,7 +76,6 @@ def allow_fairseq_types() -> None:
 
 def load(path: str | os.PathLike[str]) -> Checkpoint:
     """Read a fairseq checkpoint onto the CPU. Raises CheckpointError for a missing, truncated, unsafe or foreign file."""
-    allow_fairseq_types()
     checkpoint = unpickled(path)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         raise CheckpointError(f"{path}: not a fairseq checkpoint (no 'model' in it)")
@@ -95,9 +96,10 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
 
 def unpickled(path: str | os.PathLike[str]) -> Any:
     """What `torch.save` wrote, on the CPU. Raises CheckpointError for what is not just weights."""
-    with needed("torch", f"{path}, a file of PyTorch's,"):
+    with needed("torch", f"{path}: a fairseq checkpoint"):
         import torch
 
+    allow_fairseq_types()
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
@@ -145,9 +147,17 @@ def _named(settings: Any) -> dict[str, Any]:
 
 
 def save(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
-    """Write a checkpoint, whole or not at all."""
+    """Write a checkpoint, whole or not at all. Arrays among its weights become tensors; one array is one tensor."""
     import torch
 
+    def tensor(array: np.ndarray) -> Any:
+        stored = torch.from_numpy(np.require(array.view(np.uint16) if array.dtype == BFLOAT16 else array, requirements="W"))
+        return stored.view(torch.bfloat16) if array.dtype == BFLOAT16 else stored
+
+    weights = checkpoint["model"].items()
+    made = {id(each): tensor(each) for _, each in weights if isinstance(each, np.ndarray)}
+    if made:
+        checkpoint = {**checkpoint, "model": {name: made.get(id(each), each) for name, each in weights}}
     with files.whole(path) as temporary:
         torch.save(checkpoint, temporary)
 

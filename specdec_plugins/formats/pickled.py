@@ -1,31 +1,20 @@
-"""PyTorch's files of weights without PyTorch: an allow-listing reader of their zip and their pickle. Tensors are mapped.
+"""The pickles in PyTorch's files of weights, read by a machine of our own.
 
-`torch.save` writes a zip of uncompressed records: ``PREFIX/data.pkl``, a pickle of protocol 2, in which a tensor is a view of a
-storage, and ``PREFIX/data/KEY`` for each storage. A file is untrusted: a machine of our own reads the pickle. It knows the
-opcodes and the names that weights need, and can build nothing but numbers, strings, tuples, lists, dictionaries and views of the
-file. Everything else is refused.
+A pickle is a program, and untrusted. This machine knows the opcodes and the names that weights need, and can build nothing but
+numbers, strings, tuples, lists, dictionaries and descriptions of tensors. Everything else is refused.
 """
 
 import pickletools
-import struct
 from collections.abc import Callable
-from functools import partial
-from io import BufferedReader
-from pathlib import Path
-from typing import Any, NamedTuple
-from zipfile import BadZipFile, ZipFile, ZipInfo
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from specdec_plugins.formats.arrays import BFLOAT16, address
+from specdec_plugins.formats.arrays import BFLOAT16
 from specdec_plugins.formats.errors import brief
-from specdec_plugins.formats.files import mapping
 
-MAGIC = b"PK\x03\x04"
-MOST_BYTES = 1 << 22  # of the pickle, and of the directory: a tensor takes about 200 of each
 MOST_DIMENSIONS = 32
-LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, and the lengths of the name and the extra field that follow
-STORAGES = {
+STORAGES = {  # by torch's names
     "DoubleStorage": np.dtype(np.float64),
     "FloatStorage": np.dtype(np.float32),
     "HalfStorage": np.dtype(np.float16),
@@ -43,76 +32,23 @@ class Refused(ValueError):
     """What a file of weights has no use for; the message says what."""
 
 
-class Bounded(BufferedReader):
-    """A file for zipfile, which reads a directory in one piece, and makes an object of 15 times its size for each entry."""
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if size is not None and size > MOST_BYTES:
-            raise Refused(f"its directory is larger than {MOST_BYTES:,} bytes")
-        return super().read(size)
-
-
 class Storage(NamedTuple):
-    """Numbers in the file, or, if they are not aligned there, a copy."""
-
     dtype: np.dtype
-    content: np.ndarray  # bytes
+    key: str
+    elements: int
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * self.dtype.itemsize
 
 
-def read(path: Path) -> Any:
-    """What a file holds, most often a dictionary of arrays. Raises ValueError naming the file if it is damaged, has more than
-    weights, or is not a zip."""
-    try:
-        with Bounded(open(path, "rb", buffering=0)) as file, ZipFile(file) as archive:
-            records = {each.filename: each for each in archive.infolist()}
-            prefix = archive.filelist[0].filename.partition("/")[0]
-        content = np.asarray(np.memmap(path, np.uint8, "c"))
-        found = partial(record, content, records, prefix)
-        if f"{prefix}/byteorder" in records and found("byteorder").tobytes() != b"little":
-            raise Refused("its numbers are big-endian; save it again on another machine, or as safetensors")
-        pickle = found("data.pkl")
-        if len(pickle) > MOST_BYTES:
-            raise Refused(f"its pickle is larger than {MOST_BYTES:,} bytes")
-        result = Machine(found).run(pickle.tobytes())
-    except Refused as error:
-        raise ValueError(f"{path}: refused: {error}") from None
-    except FAULTS as error:
-        raise ValueError(
-            f"{path}: not a readable file of weights, or a damaged one ({type(error).__name__}: {brief(error)})"
-        ) from None
-    mapping(path)
-    return result
+class View(NamedTuple):
+    """A tensor, as part of a storage; offset and strides count elements."""
 
-
-# What zipfile, pickletools and the machine raise for damaged files.
-FAULTS = (
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    BadZipFile,
-    NotImplementedError,
-    struct.error,
-    OSError,
-    EOFError,
-    OverflowError,
-)
-
-
-def record(content: np.ndarray, records: dict[str, ZipInfo], prefix: str, name: str) -> np.ndarray:
-    """The bytes of a record of the file with these bytes. Raises ValueError."""
-    entry = records.get(f"{prefix}/{name}")
-    if entry is None:
-        raise ValueError(f"no record {name:.80}")
-    if entry.compress_type or entry.flag_bits & 1:
-        raise Refused("it is compressed or encrypted")
-    place = max(0, entry.header_offset)
-    header = content[place : place + LOCAL_HEADER.size].tobytes()
-    signature, *lengths = LOCAL_HEADER.unpack(header)
-    start = place + LOCAL_HEADER.size + sum(lengths)
-    if signature != MAGIC or entry.compress_size != entry.file_size or start + entry.file_size > len(content):
-        raise ValueError(f"record {name:.80} is not in the file")
-    return content[start : start + entry.file_size]
+    storage: Storage
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
 
 
 # ---- what the names in a pickle stand for
@@ -123,28 +59,19 @@ def ordered_dict() -> dict:
 
 
 def tensor(
-    storage: Storage, offset: int, size: tuple, stride: tuple, requires_grad: bool, hooks: dict, *metadata: Any
-) -> np.ndarray:
-    """A view of a storage from element ``offset`` on. Raises ValueError for one that leaves the storage; one that has an element
-    more than once may be of any size (`formats.spec.storage_fault`)."""
-    if not isinstance(storage, Storage) or type(size) is not tuple or type(stride) is not tuple:
+    storage: Storage, offset: int, size: tuple, stride: tuple, requires_grad: bool, hooks: dict, metadata: Any = None
+) -> View:
+    if type(storage) is not Storage or type(size) is not tuple or type(stride) is not tuple:
         raise ValueError("a tensor without a storage, sizes and strides")
     if len(size) != len(stride) or len(size) > MOST_DIMENSIONS:
         raise ValueError(f"a tensor of {len(size)} sizes and {len(stride)} strides")
     if any(type(each) is not int or each < 0 for each in (offset, *size, *stride)):
         raise ValueError("a tensor whose sizes and strides are no whole numbers")
-    width = storage.dtype.itemsize
-    last = offset + sum((count - 1) * step for count, step in zip(size, stride))
-    if 0 in size:
-        return np.empty(size, storage.dtype)
-    if last >= len(storage.content) // width:
-        raise ValueError("a tensor outside its storage")
-    strides = tuple(width * step for step in stride)
-    return np.ndarray(size, storage.dtype, storage.content, width * offset, strides)
+    return View(storage, offset, size, stride)
 
 
-def parameter(data: np.ndarray, requires_grad: bool, hooks: dict, *state: Any) -> np.ndarray:
-    if not isinstance(data, np.ndarray):
+def parameter(data: View, requires_grad: bool, hooks: dict, *state: Any) -> View:
+    if type(data) is not View:
         raise ValueError("a parameter without a tensor")
     return data
 
@@ -161,15 +88,14 @@ NAMES: dict[str, Callable[..., Any] | np.dtype] = {
 class Machine:
     """The pickle machine, as far as weights need it. Its stack and memo have at most one value for each opcode."""
 
-    def __init__(self, record: Callable[[str], np.ndarray]):
-        self.record = record
+    def __init__(self) -> None:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
-        self.storages: dict[str, Storage] = {}
+        self.storages: dict[str, Storage] = {}  # by key
 
-    def run(self, pickle: bytes) -> Any:
-        """The value that a pickle describes. Raises ValueError, or what Python raises for a damaged one."""
+    def run(self, pickle: BinaryIO) -> Any:
+        """The value that the next pickle of a stream describes. Raises ValueError, or what Python raises for a damaged one."""
         for opcode, argument, _ in pickletools.genops(pickle):
             if opcode.name not in OPCODES:
                 raise Refused(f"its pickle has the opcode {opcode.name}, which weights do not need")
@@ -239,20 +165,17 @@ class Machine:
         self.push(target)
 
     def storage(self, argument: None) -> None:
-        """``("storage", type, key, location, elements)``"""
+        """``("storage", type, key, location, elements)``, in the format before 1.6 followed by what it is a part of: None."""
         (identity,) = self.pop(1)
-        kind, dtype, key, _, count = identity
+        kind, dtype, key, _, count, *whole = identity
         if kind != "storage" or not isinstance(dtype, np.dtype) or type(key) is not str or type(count) is not int:
             raise ValueError("its pickle names a storage of another kind")
-        if key not in self.storages:
-            content, size = self.record(f"data/{key}"), count * dtype.itemsize
-            if not 0 <= size <= len(content):
-                raise ValueError(f"a storage of {count:,} elements, which the file does not have")
-            place = address(content) % dtype.itemsize
-            self.storages[key] = Storage(dtype, content[:size].copy() if place else content[:size])
-        elif self.storages[key].dtype != dtype:
-            raise ValueError("a storage of two data types")
-        self.push(self.storages[key])
+        if whole not in ([], [None]):
+            raise Refused("its storages are parts of others; save it again with a newer PyTorch, or as safetensors")
+        storage = Storage(dtype, key, count)
+        if self.storages.setdefault(key, storage) != storage:
+            raise ValueError("a storage of two types or sizes")
+        self.push(storage)
 
 
 OPCODES: dict[str, Callable[[Machine, Any], None]] = {

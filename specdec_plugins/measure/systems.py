@@ -206,19 +206,17 @@ def ctranslate2_of(pair: "Pair", dtype: str, threads: int, workers: int = 1, dev
 
 def convert(pair: "Pair", folder: Path) -> None:
     """Write the verifier for CTranslate2 to ``folder/converted``, via a fairseq checkpoint."""
-    import torch
     from ctranslate2.converters import FairseqConverter
 
     with needed("train", "converting for CTranslate2"):
         from fairseq.models import ARCH_CONFIG_REGISTRY
 
-    from specdec_plugins.decoding.backends.torch.arrays import tensors
-    from specdec_plugins.formats.checkpoint import allow_fairseq_types
+    from specdec_plugins.formats.checkpoint import allow_fairseq_types, save
     from specdec_plugins.formats.fairseq import checkpoint_of
     from specdec_plugins.text.vocabulary import SPECIAL
 
-    checkpoint = checkpoint_of(pair.verifier)
-    args = checkpoint["args"]
+    content = checkpoint_of(pair.verifier)
+    args = content["args"]
     args.task, args.left_pad_source, args.left_pad_target = "translation", True, False
     args.source_lang, args.target_lang = "source", "target"
     ARCH_CONFIG_REGISTRY[args.arch](args)
@@ -227,5 +225,5 @@ def convert(pair: "Pair", folder: Path) -> None:
         text = "".join(f"{symbol} 1 #fairseq:overwrite\n" for symbol in symbols)
         (folder / f"dict.{side}.txt").write_text(text, encoding="utf-8")
     allow_fairseq_types()
-    torch.save(checkpoint | {"model": tensors(checkpoint["model"])}, folder / "model.pt")
+    save(content, folder / "model.pt")
     FairseqConverter(str(folder / "model.pt"), str(folder)).convert(str(folder / "converted"))

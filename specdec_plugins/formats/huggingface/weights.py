@@ -7,7 +7,6 @@ import numpy as np
 
 from specdec_plugins.formats import tensors
 from specdec_plugins.formats.arrays import arrays
-from specdec_plugins.formats.checkpoint import unpickled
 from specdec_plugins.formats.description import read_json
 from specdec_plugins.formats.spec import storage_fault
 
@@ -42,11 +41,9 @@ def shards(index: Path) -> Iterable[str]:
 def read_file(path: Path) -> dict[str, np.ndarray]:
     if path.suffix == ".safetensors":
         return tensors.read(path)
-    from specdec_plugins.formats import pickled  # with the zip and pickle modules, which other folders do without
+    from specdec_plugins.formats import pytorch  # with the zip and pickle modules, which other folders do without
 
-    with open(path, "rb") as file:
-        zipped = file.read(len(pickled.MAGIC)) == pickled.MAGIC
-    found = pickled.read(path) if zipped else unpickled(path)  # PyTorch before 1.6 wrote no zip
+    found = pytorch.read(path)
     if not isinstance(found, dict):
         raise ValueError(f"{path}: no weights by name")
     for name, tensor in found.items():
