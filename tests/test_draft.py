@@ -470,8 +470,20 @@ def test_pairs_on_disk(tmp_path):
             ([0], []),
         ]
     assert path.read_text() == "".join(map(line_of, pairs))
-    for line in ("[[4],[1]]", "[[1],[4]]", "[[-1],[1]]", "[[1]]", "[1,2]", '[["1"],[1]]', "[[1.5],[1]]", "7", "{}", "[" * 9999,
-                 "[[99999999999],[1]]", "\xff"):  # fmt: skip
+    for line in (
+        "[[4],[1]]",
+        "[[1],[4]]",
+        "[[-1],[1]]",
+        "[[1]]",
+        "[1,2]",
+        '[["1"],[1]]',
+        "[[1.5],[1]]",
+        "7",
+        "{}",
+        "[" * 9999,
+        "[[99999999999],[1]]",
+        "\xff",
+    ):
         path.write_text(f"null\n{line}\n")
         with pytest.raises(ValueError, match="line 2: damaged; remove the file"):
             read_pairs(path, (4, 4))

@@ -74,9 +74,15 @@ def test_python_takes_the_default_of_the_device(monkeypatch):
 def test_which_is_the_default():
     one, gpu, cpu = (DrafterModel(name, {}, devices=devices) for name, devices in (("a", ()), ("b", ("cuda",)), ("c", ("cpu",))))
     for drafters, device, chosen in (
-        ([one], "cuda", one), ([gpu], "cpu", gpu), ([one, gpu], "cuda:0", gpu), ([gpu, one], "cpu", one),
-        ([gpu, cpu], "cpu", cpu), ([one, cpu], "cpu", cpu), ([gpu, cpu, one], "xpu", one), ([gpu, cpu], "xpu", gpu),
-    ):  # fmt: skip
+        ([one], "cuda", one),
+        ([gpu], "cpu", gpu),
+        ([one, gpu], "cuda:0", gpu),
+        ([gpu, one], "cpu", one),
+        ([gpu, cpu], "cpu", cpu),
+        ([one, cpu], "cpu", cpu),
+        ([gpu, cpu, one], "xpu", one),
+        ([gpu, cpu], "xpu", gpu),
+    ):
         assert default(drafters, device) is chosen
 
 

@@ -24,12 +24,28 @@ from specdec_plugins.translator import Translator
 PAIR, OTHER = ROOT / "data" / "docs.en-fr", ROOT / "data" / "demo.en-de"
 LINES = ["Open the file and press the button.", "This option is not used.", "The server returns a list of all users.", "", "Yes."]
 RECORD = Record(
-    model="org/pair@" + "a" * 40, source_lang="en", target_lang="fra_Latn", multilingual=False, data="some_text.en",
-    data_sha256="b" * 64, trained=5725, held_out=200, updates=158, seed=1, precision="bf16", tokens_per_pass=3.1249,
-    acceptance=(0.75, 0.8), gain={"1": 1.524, "8": 1.2}, dtype="int8", threads=2,
+    model="org/pair@" + "a" * 40,
+    source_lang="en",
+    target_lang="fra_Latn",
+    multilingual=False,
+    data="some_text.en",
+    data_sha256="b" * 64,
+    trained=5725,
+    held_out=200,
+    updates=158,
+    seed=1,
+    precision="bf16",
+    tokens_per_pass=3.1249,
+    acceptance=(0.75, 0.8),
+    gain={"1": 1.524, "8": 1.2},
+    dtype="int8",
+    threads=2,
     machine={"date": "2026-11-28", "cpu": "Some CPU", "cores": 2, "kernels": "amx", "python": "3.11.7", "torch": "2.13.0"},
-    command=("specdec-draft", "org/pair", "--sources", "TEXT"), specdec="0.3.0", licence="CC-BY-4.0", name="me/fast",
-)  # fmt: skip
+    command=("specdec-draft", "org/pair", "--sources", "TEXT"),
+    specdec="0.3.0",
+    licence="CC-BY-4.0",
+    name="me/fast",
+)
 
 
 @pytest.fixture(scope="module")
@@ -133,19 +149,32 @@ def front_matter(text):
 def test_a_card_has_the_hubs_front_matter_and_the_figures(folder):
     fields, body = front_matter((folder / "README.md").read_text())
     assert fields == {
-        "license": "cc-by-4.0", "library_name": "specdec", "tags": ["speculative-decoding", "drafter", "specdec"],
-        "base_model": "org/pair", "language": ["en", "fra"],
-    }  # fmt: skip
+        "license": "cc-by-4.0",
+        "library_name": "specdec",
+        "tags": ["speculative-decoding", "drafter", "specdec"],
+        "base_model": "org/pair",
+        "language": ["en", "fra"],
+    }
     assert body.startswith("\n# fast\n") and "[org/pair](https://huggingface.co/org/pair)" in body and "$" not in body
     for said in (
         "    specdec-translate --model org/pair --drafter me/fast -i input.txt -o output.txt\n",
         'Translator.from_pretrained("org/pair", drafter="me/fast")',
-        "| Tokens a pass | 3.12 |", "| Gain in speed at batch size 1 | 1.52 |", "| Gain in speed at batch size 8 | 1.20 |",
-        "| Machine | Some CPU, 2 cores, amx kernels |", "| Date | 2026-11-28 |", "SpecDec 0.3.0, python 3.11.7, torch 2.13.0",
-        "Measured on 200 sentences", "in int8, with 2 threads", "    specdec-draft org/pair --sources TEXT\n",
-        "some\\_text.en; 5,725 sentences", "b" * 64, "158 updates in bf16, seed 1", "Licence: CC-BY-4.0.",
-        load_folder(PAIR).drafter.verifier, "glide (length=8, layers=2, dropout=0.1), drafts of up to 8 tokens",
-    ):  # fmt: skip
+        "| Tokens a pass | 3.12 |",
+        "| Gain in speed at batch size 1 | 1.52 |",
+        "| Gain in speed at batch size 8 | 1.20 |",
+        "| Machine | Some CPU, 2 cores, amx kernels |",
+        "| Date | 2026-11-28 |",
+        "SpecDec 0.3.0, python 3.11.7, torch 2.13.0",
+        "Measured on 200 sentences",
+        "in int8, with 2 threads",
+        "    specdec-draft org/pair --sources TEXT\n",
+        "some\\_text.en; 5,725 sentences",
+        "b" * 64,
+        "158 updates in bf16, seed 1",
+        "Licence: CC-BY-4.0.",
+        load_folder(PAIR).drafter.verifier,
+        "glide (length=8, layers=2, dropout=0.1), drafts of up to 8 tokens",
+    ):
         assert said in body, said
 
 
@@ -206,11 +235,22 @@ def test_what_a_card_cannot_be_of(copied, tmp_path, capsys):
         assert said in refused(capsys, status, "--card", *options)
     good = (copied / "drafter.json").read_text()
     for field, value in (
-        ("updates", -1), ("seed", "1"), ("tokens_per_pass", float("nan")), ("tokens_per_pass", 1e300), ("data", "x" * 501),
-        ("data", "a\nb"), ("model", "\x1b[2J"), ("machine", {"cpu": [1]}), ("machine", {"cpu": "\ud800"}), ("licence", "my own"),
-        ("gain", {str(n): 1.0 for n in range(65)}), ("acceptance", [1.0] * 65), ("trained", 10**400), ("more", 1),
+        ("updates", -1),
+        ("seed", "1"),
+        ("tokens_per_pass", float("nan")),
+        ("tokens_per_pass", 1e300),
+        ("data", "x" * 501),
+        ("data", "a\nb"),
+        ("model", "\x1b[2J"),
+        ("machine", {"cpu": [1]}),
+        ("machine", {"cpu": "\ud800"}),
+        ("licence", "my own"),
+        ("gain", {str(n): 1.0 for n in range(65)}),
+        ("acceptance", [1.0] * 65),
+        ("trained", 10**400),
+        ("more", 1),
         ("dtype", None),
-    ):  # fmt: skip
+    ):
         edit(copied, lambda all, field=field, value=value: all["record"].update({field: value}))
         said = refused(capsys, 1, "--card", copied)
         assert said.startswith(f"{copied / 'drafter.json'}: ") and field in said, (field, value, said)
@@ -313,11 +353,15 @@ NOT_THERE = "not in the cache of huggingface_hub, or not whole"
         (PAIR, "org/damaged", {}, "drafter.json: damaged or not ours"),
         (PAIR, "org/incomplete", {}, "not a drafter folder (no drafter.safetensors in it)"),
         (PAIR, "org/marian", {}, f"cannot draft for {PAIR}: it has another source vocabulary and another target vocabulary"),
-        (PAIR, "fast", {}, "fast: no such folder; a drafter of the Hugging Face Hub is named ORG/NAME; "
-                           f"drafters of {PAIR}: glide, block_causal"),
+        (
+            PAIR,
+            "fast",
+            {},
+            f"fast: no such folder; a drafter of the Hugging Face Hub is named ORG/NAME; drafters of {PAIR}: glide, block_causal",
+        ),
         ("org/fast", None, {}, "org/fast: a drafter; name its model with --model, and this with --drafter"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_draft_is_one_line(environment, tmp_path, model, name, more, said):
     arguments = ["--model", str(model), *(["--drafter", name] if name else []), "-i", str(ROOT / "data" / "docs.txt"), "--quiet"]
     code = f"from specdec_plugins.commands import translate; raise SystemExit(translate.main({arguments}))"

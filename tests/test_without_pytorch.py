@@ -66,10 +66,13 @@ def test_outputs_are_those_with_pytorch():
     assert all(len(results) >= len(LINES) and results[0][0] for results in without.values())
 
 
-@pytest.mark.parametrize("options, said", [
-    (["--device", "cuda"], "device cuda needs a package that is not installed"),
-    (["--dtype", "float16"], "data type float16 on CPUs needs a package that is not installed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["--device", "cuda"], "device cuda needs a package that is not installed"),
+        (["--dtype", "float16"], "data type float16 on CPUs needs a package that is not installed"),
+    ],
+)
 def test_what_needs_pytorch_says_so(options, said):
     """In one line, with the command that installs it."""
     code = "import sys; sys.modules['torch'] = None\nfrom specdec_plugins.commands.translate import main\nsys.exit(main())"

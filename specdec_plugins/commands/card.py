@@ -75,7 +75,7 @@ def card(entry: DrafterEntry, record: Record) -> str:
         seed=record.seed,
         licence=plain(record.licence or "not stated"),
         verifier=plain(entry.verifier or "unknown"),
-    )  # fmt: skip
+    )
 
 
 def base_of(record: Record) -> str | None:

@@ -31,29 +31,49 @@ def parser() -> Parser:
     )
     p.add_argument("--sources", metavar="TEXT", help="source text, one sentence per line, as you translate it; .gz allowed")
     p.add_argument("--output", metavar="FOLDER", help="the folder to make")
-    p.add_argument("--minutes", type=number, default=20.0, metavar="M",
-                   help="time for translating the text and training, at most (default: 20)")  # fmt: skip
+    p.add_argument(
+        "--minutes",
+        type=number,
+        default=20.0,
+        metavar="M",
+        help="time for translating the text and training, at most (default: 20)",
+    )
     p.add_argument("--estimate", action="store_true", help="only say, in a minute, what a drafter would bring on this machine")
     p.add_argument("--card", action="store_true", help="only rewrite the model card (README.md) of a trained drafter")
     p.add_argument(
         "--licence", metavar="ID", help="the drafter's licence, for its card, as the Hub names it: cc-by-4.0, mit, ..."
     )
-    p.add_argument("--data", metavar="WHAT", help="what the text is, for the card: words, or ORG/NAME of a data set of the Hub "
-                   "(default: the file's name)")  # fmt: skip
+    p.add_argument(
+        "--data",
+        metavar="WHAT",
+        help="what the text is, for the card: words, or ORG/NAME of a data set of the Hub (default: the file's name)",
+    )
     p.add_argument("--name", metavar="ORG/NAME", help="the drafter's name on the Hub, for the card")
-    p.add_argument("--recipe", default="glide", metavar="NAME",
-                   help="the drafter: glide (default), block_causal, another of docs/drafters.md, or module:object")  # fmt: skip
+    p.add_argument(
+        "--recipe",
+        default="glide",
+        metavar="NAME",
+        help="the drafter: glide (default), block_causal, another of docs/drafters.md, or module:object",
+    )
     p.add_argument(
         "--drafter-options", nargs="+", default=[], metavar="NAME=VALUE", help="options of the drafter, such as layers=1"
     )
     p.add_argument("-s", "--source-lang", metavar="LANG", help="of the text, for multilingual models")
     p.add_argument("-t", "--target-lang", metavar="LANG", help="of the translations, for multilingual models")
-    p.add_argument("--too-long", choices=("error", "skip"), default="error",
-                   help="of lines longer than the model reads: stop with their numbers (default), or leave them out")  # fmt: skip
+    p.add_argument(
+        "--too-long",
+        choices=("error", "skip"),
+        default="error",
+        help="of lines longer than the model reads: stop with their numbers (default), or leave them out",
+    )
     p.add_argument("--threads", type=whole, metavar="N", help="CPU threads (default: one per usable CPU)")
     p.add_argument("--updates", type=whole, metavar="N", help="make N updates, whatever time they take")
-    p.add_argument("--precision", choices=("auto", "float32", "bf16"), default="auto",
-                   help="of matrix products in training (default: the faster one)")  # fmt: skip
+    p.add_argument(
+        "--precision",
+        choices=("auto", "float32", "bf16"),
+        default="auto",
+        help="of matrix products in training (default: the faster one)",
+    )
     p.add_argument("--seed", type=whole, default=1, metavar="S", help="(default: 1)")
     p.rare = {"updates", "precision", "seed", "drafter_options", "data", "name"}
     return p

@@ -110,10 +110,14 @@ class Work:
         """The output folder belongs to this run alone, and to what this run trains."""
         options, path = self.options, self.folder / "run.json"
         wanted = {
-            "verifier": fingerprint(self.pair.verifier), "sources": text.digest, "recipe": options.recipe,
-            "drafter_options": options.drafter_options, "seed": options.seed, "languages": [*self.languages],
+            "verifier": fingerprint(self.pair.verifier),
+            "sources": text.digest,
+            "recipe": options.recipe,
+            "drafter_options": options.drafter_options,
+            "seed": options.seed,
+            "languages": [*self.languages],
             "kind_of_limit": "minutes" if self.timed else "updates",
-        }  # fmt: skip
+        }
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "lock", "w", encoding="utf-8") as lock:
             try:
@@ -320,10 +324,15 @@ class Work:
     ) -> Record:
         options, config = self.options, self.pair.config
         given = {
-            "sources": "TEXT", "output": "FOLDER", "recipe": options.recipe, "seed": options.seed,
+            "sources": "TEXT",
+            "output": "FOLDER",
+            "recipe": options.recipe,
+            "seed": options.seed,
             "minutes" if self.timed else "updates": f"{options.minutes:g}" if self.timed else options.updates,
-            "precision": options.precision, "source_lang": self.languages[0], "target_lang": self.languages[1],
-        }  # fmt: skip
+            "precision": options.precision,
+            "source_lang": self.languages[0],
+            "target_lang": self.languages[1],
+        }
         words = [word for name, value in given.items() if value is not None for word in (option_name(name), str(value))]
         own = ["--drafter-options", *options.drafter_options] if options.drafter_options else []
         return Record(

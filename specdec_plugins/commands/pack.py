@@ -28,8 +28,14 @@ def parser() -> Parser:
     )
     p.add_argument("--drafter", metavar="PT|DIR", help="fairseq checkpoint of the drafter; with a model folder, also its folder")
     p.add_argument("--add", action="store_true", help="keep the model folder's drafters that are of another kind")
-    p.add_argument("--devices", nargs="+", choices=("cpu", "cuda"), default=[], metavar="D",
-                   help="cpu, cuda: where this drafter is the folder's default (default: where no other is)")  # fmt: skip
+    p.add_argument(
+        "--devices",
+        nargs="+",
+        choices=("cpu", "cuda"),
+        default=[],
+        metavar="D",
+        help="cpu, cuda: where this drafter is the folder's default (default: where no other is)",
+    )
     p.add_argument("--data", metavar="DIR", help="folder with both dictionaries (dict.LANG.txt); a model folder has its own")
     p.add_argument("--codes", metavar="FILE", help="BPE codes; without them the folder translates only subwords")
     p.add_argument("-s", "--source-lang", metavar="LANG", help="(default: the verifier's)")

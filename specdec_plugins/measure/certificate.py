@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from specdec_plugins import __version__
 from specdec_plugins.decoding.assembly import THREADS
+from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.drafters import agreeing
 from specdec_plugins.decoding.requests import Source
@@ -140,10 +142,9 @@ def certify(
         logits = model(torch.tensor([source.ids]), decoder_input_ids=torch.tensor([written])).logits[0]
         state = verifier.start(1)
         verifier.admit(state, Source([source.ids], symbols))
-        ours = verifier.model.read(  # type: ignore[attr-defined]
-            state, Reading([written], [0])
-        ).logits()[0]
-        largest = max(largest, (ours - logits).abs().max().item())
+        loaded: LoadedModel = verifier.model  # type: ignore[attr-defined]
+        ours = loaded.host(loaded.read(state, Reading([written], [0])).logits()[0])
+        largest = max(largest, float(np.abs(ours - logits.numpy()).max()))
         if wanted != tokens:
             at = agreeing(wanted, tokens)
             best, own = ([*each, symbols.eos][at] for each in (wanted, tokens))
