@@ -582,7 +582,7 @@ def test_where_the_kernels_cannot_pytorch_does(monkeypatch):
             assemble(wide, None, device="meta", dtype="int8")
         monkeypatch.setattr(cpu, "library", lambda: None)
         assert all(type(assemble(wide, None, dtype=dtype)[1].model) is TorchModel for dtype in ("float32", "auto"))
-        with pytest.raises(ValueError, match="int8 needs the CPU kernels: they were not compiled for this machine"):
+        with pytest.raises(ValueError, match="int8 needs the CPU kernels: they were not compiled for this machine; install a C"):
             assemble(wide, None, dtype="int8")
     finally:
         torch.set_num_threads(threads)

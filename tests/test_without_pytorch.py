@@ -66,6 +66,21 @@ def test_outputs_are_those_with_pytorch():
     assert all(len(results) >= len(LINES) and results[0][0] for results in without.values())
 
 
+def test_without_kernels_both_remedies_are_named():
+    """A compiler for the kernels, or PyTorch in their place."""
+    code = """import sys; sys.modules["torch"] = None
+from specdec_plugins.decoding import compiled
+compiled.VARIANTS = ()
+from specdec_plugins.commands.translate import main
+sys.exit(main())"""
+    done = run(code, "--model", str(ROOT / "data" / "demo.en-de"))
+    assert done.returncode == 1, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert (
+        "without the CPU kernels (they were not compiled for this machine; install a C++ compiler" in line and "[torch]" in line
+    )
+
+
 @pytest.mark.parametrize(
     "options, said",
     [

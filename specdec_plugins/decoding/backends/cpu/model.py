@@ -47,7 +47,7 @@ LANES = 16  # of a vector
 def obstacles(model: Model | DrafterModel) -> list[str]:
     """Why the kernels cannot run a Transformer; empty if they can."""
     assert model.spec is not None
-    faults = [] if library() else ["they were not compiled for this machine"]
+    faults = [] if library() else ["they were not compiled for this machine; install a C++ compiler, then this package again"]
     sides = model.spec.encoder, model.spec.decoder
     widths = {width for side in sides for width in (side.width, side.query_width, side.key_width, side.feed_forward.width)}
     widths |= {model.tensors[name].shape[1] for name in (f"{SUCCESSOR}.out.weight",) if name in model.tensors}
