@@ -21,7 +21,7 @@ from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.compiled import library
-from specdec_plugins.decoding.loading import UnsupportedModel
+from specdec_plugins.decoding.loading import UnsupportedModel, checked
 from specdec_plugins.decoding.requests import Source
 from specdec_plugins.formats import fairseq
 from specdec_plugins.formats.checkpoint import CheckpointError
@@ -141,7 +141,7 @@ def test_kernels_compute_the_spec(case):
         pytest.skip("the kernels were not compiled for this machine")
     assert not cpu.obstacles(model)
     pairs = cases(case, spec.symbols)
-    found = read_twice(cpu.load(model, None, "float32", 1)[0], pairs, spec.symbols.start)
+    found = read_twice(cpu.load(*checked(model, None), "float32", 1)[0], pairs, spec.symbols.start)
     for (source, target), each in zip(pairs, found):
         torch.testing.assert_close(each.double(), logits(model, source, target), rtol=2e-4, atol=2e-4)
 

@@ -354,10 +354,10 @@ def test_initial_states_are_those_of_training_and_made_only_to_draft(dtype):
     state, source = drafter.start(4, None), Source(sources, SYMBOLS)
     drafter.admit(state, source)
     state.select([2, 1, 1])
-    network = make_network("hydra", make_model())[0].float().to(state.states)
-    encoded = [each[: len(tokens)] for each, tokens in zip(drafter.verifier.encode(source), sources)]
+    network = make_network("hydra", make_model())[0].float().to(tensor(state.states))
+    encoded = [each[: len(tokens)] for each, tokens in zip(tensor(drafter.verifier.encode(source)), sources)]
     wanted = [network.beginning(each[None], each.new_zeros(1, len(each)))[0] for each in encoded]
-    torch.testing.assert_close(state.current(), torch.stack([wanted[row] for row in (2, 1, 1)]))
+    torch.testing.assert_close(tensor(state.current()), torch.stack([wanted[row] for row in (2, 1, 1)]))
 
 
 @backends
