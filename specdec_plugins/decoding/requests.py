@@ -5,10 +5,12 @@ B sentences, S source positions.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from specdec_plugins.decoding.options import Beam, Sampling, Tolerance
 from specdec_plugins.model.spec import HUGE, Symbols
+
+T = TypeVar("T")
 
 
 class ModelLimits(NamedTuple):
@@ -157,9 +159,10 @@ class Source:
         self.longest = max(self.sizes)  # S
         self._made: dict[int, Any] = {}
 
-    def made_by(self, maker: Callable[["Source"], Any]) -> Any:
+    def made_by(self, maker: Callable[["Source"], T]) -> T:
         """What ``maker`` makes of it, made once: models may share an encoder, whose output (B, S, D) is undefined past a
         sentence's end."""
         if id(maker) not in self._made:
             self._made[id(maker)] = maker(self)
-        return self._made[id(maker)]
+        made: T = self._made[id(maker)]
+        return made

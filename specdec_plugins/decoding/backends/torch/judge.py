@@ -111,7 +111,8 @@ def _rank(constraints: Constraints, most: int, few: int, logits: Tensor, table: 
 
 def bits(number: float) -> int:
     """A float64 as the int64 with the same bits, to travel in a table of integers."""
-    return struct.unpack("q", struct.pack("d", number))[0]
+    whole: int = struct.unpack("q", struct.pack("d", number))[0]
+    return whole
 
 
 def _judge(
