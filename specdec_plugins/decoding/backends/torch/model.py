@@ -209,7 +209,7 @@ class TorchModel:
 
         ahead = None
         if decoder.relative:
-            seen_at = torch.arange(seen, device=device) if nearest is None else nearest[:, 0]  # the positions of entries
+            seen_at = torch.arange(seen, device=device) if nearest is None else nearest  # the positions of entries
             if family is not None:
                 seen_at = seen_at.expand(rows, -1).scatter(1, places, positions)
             ahead = seen_at.expand(rows, -1)[:, None] - positions[..., None]  # (R, Q, T)
