@@ -162,7 +162,8 @@ def predictable(pair: "Pair") -> tuple["Model", "DrafterModel"]:
 def replaying(shares: list[float]) -> Callable:
     """`replay` of beam searches, in which a trained pair's share of steps finds all its survivors drafted. Only those that are
     no drafted nodes are the random pair's own."""
-    from specdec_plugins.decoding.search import groups, step
+    from specdec_plugins.decoding.search import step
+    from specdec_plugins.decoding.search.beam import Beams
     from specdec_plugins.decoding.trees import ROOT, parents_of
 
     chance = random.Random(1)
@@ -180,7 +181,7 @@ def replaying(shares: list[float]) -> Callable:
             if len(drafted) < len(after.live) or chance.random() >= shares[min(depth, len(shares) - 1)]:
                 return after, [read[parent] for parent in after.parents]
             live = tuple(beams.live[parent].then(token, -1.0) for parent, _, _, token in drafted)
-            beams = groups.Beams(live, after.finished, tuple(parent for parent, *_ in drafted))
+            beams = Beams(live, after.finished, tuple(parent for parent, *_ in drafted))
             read, depth = [(row, node) for _, row, node, _ in drafted], depth + 1
 
     return replay

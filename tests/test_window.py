@@ -10,16 +10,21 @@ from conftest import ROOT, make_verifier
 from reference import greedy_all
 from support import SHAPES, SYMBOLS, WORDS, load, make_tilt, outputs_of, sentences, standing, tilted_verifier
 from tapes import Tapes
+from test_blocks import model_with
 from test_kernels import DTYPES, on_kernels, wide_verifier
 
 from specdec_plugins import Translator
 from specdec_plugins.decoding import compiled
+from specdec_plugins.decoding.backends.cpu import model as kernels
 from specdec_plugins.decoding.backends.reading import Reading, Visible
 from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
+from specdec_plugins.decoding.backends.torch.model import TorchModel
+from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.budget import around, likeliest
 from specdec_plugins.decoding.drafters import PairFacts, without_weights
 from specdec_plugins.decoding.drafters.window import WindowDrafter
+from specdec_plugins.decoding.loading import checked
 from specdec_plugins.decoding.options import CHOICES, Budget, Sampling
 from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.roles import NoDrafter
@@ -124,6 +129,28 @@ def test_a_pass_reads_what_is_visible_and_nothing_else():
             assert not torch.equal(found[row], expected[row]) and torch.equal(found[1 - row], expected[1 - row])
         everything = Visible(0, 64, torch.arange(21).expand(2, -1).contiguous())
         torch.testing.assert_close(logits(everything), logits(None), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("kernels", marks=KERNELS)])
+@torch.inference_mode()
+def test_a_window_has_relative_positions(backend):
+    """If everything is visible, the logits of a T5 are those without a window, of one row and of two."""
+    model = model_with("relative positions")
+    if backend == "torch":
+        loaded = TorchModel(load_pair(model, None, dtype=torch.float64)[0])
+    else:
+        loaded = kernels.load(*checked(model, None), "float32", 2)[0]
+    outputs = [[5, 6, 7, 8, 9, 10, 11, 12], [9]]
+    for rows in (1, 2):
+
+        def read(visible, rows=rows):
+            state, prefix = standing(ModelVerifier(loaded), [[5] * 20 + [2], [6, 7, 8, 2]][:rows], [[], []][:rows])
+            ModelVerifier(loaded).score(state, prefix, Draft(outputs[:rows])).logits()
+            tokens, places = [[11, 12], [13, 14]][:rows], [9, 2][:rows]
+            return tensor(loaded.read(state, Reading(tokens, places, visible=visible)).logits())[:rows].clone()
+
+        everything = Visible(2, 64, torch.arange(21).expand(rows, -1).contiguous())
+        torch.testing.assert_close(read(everything), read(None), rtol=1e-5, atol=1e-5)
 
 
 @torch.inference_mode()

@@ -26,7 +26,7 @@ class BoundedAdmission:
     bytes_for: Callable[[Request], int] | None = None
     _waited: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.rows < 1:
             raise ValueError(f"a batch of {self.rows} rows; it needs at least one")
 

@@ -39,7 +39,7 @@ class Library(ctypes.CDLL):
     name: str
     structs: dict[str, Any]
 
-    def rows(self, name: str, **columns: Iterable[float]) -> array:
+    def rows(self, name: str, **columns: Iterable[float]) -> "array[int]":
         """An array of the struct ``name``, whose fields all have 8 bytes, from a column of numbers for each field."""
         fields, form, whole = form_of(self.structs[name])
         numbers = [*chain.from_iterable(zip(*map(columns.__getitem__, fields), strict=True))]
@@ -97,10 +97,11 @@ def sources_of(library: ctypes.CDLL) -> str | None:
     if not hasattr(library, "specdec_sources"):
         return None
     library.specdec_sources.restype = c_char_p
-    return library.specdec_sources().decode()
+    text: bytes = library.specdec_sources()
+    return text.decode()
 
 
-def check_memory(what: str, failed: Callable[[Any], bool], result: Any, function: Callable, arguments: tuple) -> Any:
+def check_memory(what: str, failed: Callable[[Any], bool], result: Any, function: object, arguments: object) -> Any:
     if failed(result):
         raise MemoryError(f"too little memory for {what} on the CPU kernels")
     return result

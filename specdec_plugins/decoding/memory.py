@@ -52,7 +52,9 @@ class Memory:
     def fits(self, text: int, symbols: int) -> bool:
         """Whether the arrays fit each other, a datastore of ``text`` tokens and a dictionary of ``symbols`` symbols."""
         begins, sentences, first, totals = arrays = [*self.tensors().values()]
-        if [(array.dtype, array.ndim) for array in arrays] != [(np.int32, 1)] * 3 + [(np.float32, 1)]:
+        if [(array.dtype, array.ndim) for array in arrays] != [
+            (np.dtype(each), 1) for each in (np.int32, np.int32, np.int32, np.float32)
+        ]:
             return False
         if len(begins) < 2 or len(totals) != len(begins) - 1 or len(first) != symbols + 1:
             return False
@@ -67,12 +69,14 @@ class Memory:
     @cached_property
     def counts(self) -> list[int]:
         """(V) the number of sentences that have each token."""
-        return np.diff(self.first).tolist()
+        counts: list[int] = np.diff(self.first).tolist()
+        return counts
 
     @cached_property
     def weights(self) -> list[float]:
         """(V) IDF of each token."""
-        return np.log((len(self.totals) + 1) / np.maximum(1, np.diff(self.first))).tolist()
+        weights: list[float] = np.log((len(self.totals) + 1) / np.maximum(1, np.diff(self.first))).tolist()
+        return weights
 
     def nearest(self, source: Sequence[int]) -> tuple[int, float] | None:
         """The sentence whose source is most similar to ``source`` (without eos), the first of equals, and its similarity.

@@ -5,10 +5,12 @@ B sentences, S source positions.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from specdec_plugins.decoding.options import Beam, Sampling, Tolerance
 from specdec_plugins.model.spec import HUGE, Symbols
+
+T = TypeVar("T")
 
 
 class ModelLimits(NamedTuple):
@@ -92,13 +94,14 @@ class Request:
                 yield f"{name} has token ids outside the vocabulary of {size:,}"
         if set(map(type, self.seeds)) != {int} or min(self.seeds) < -(1 << 63) or max(self.seeds) >= 1 << 63:
             yield f"seeds are {self.seeds!r}, not one 64-bit integer for each output"
-        if self.tolerance is not None and type(self.tolerance) is not Tolerance:
-            yield f"tolerance is {self.tolerance!r}, not a Tolerance"
-        if self.sampling is not None and type(self.sampling) is not Sampling:
-            yield f"sampling is {self.sampling!r}, not a Sampling"
-        if self.beam is not None and type(self.beam) is not Beam:
-            yield f"beam is {self.beam!r}, not a Beam"
-        elif self.beam is not None and (self.sampling is not None or len(self.seeds) > 1):
+        yield from self._option_faults()
+
+    def _option_faults(self) -> Iterator[str]:
+        options = (self.tolerance, Tolerance), (self.sampling, Sampling), (self.beam, Beam)
+        for option, kind in options:
+            if option is not None and type(option) is not kind:
+                yield f"{kind.__name__.lower()} is {option!r}, not a {kind.__name__}"
+        if self.beam is not None and (self.sampling is not None or len(self.seeds) > 1):
             yield "beam search cannot be combined with sampling or several seeds"
 
 
@@ -157,9 +160,10 @@ class Source:
         self.longest = max(self.sizes)  # S
         self._made: dict[int, Any] = {}
 
-    def made_by(self, maker: Callable[["Source"], Any]) -> Any:
+    def made_by(self, maker: Callable[["Source"], T]) -> T:
         """What ``maker`` makes of it, made once: models may share an encoder, whose output (B, S, D) is undefined past a
         sentence's end."""
         if id(maker) not in self._made:
             self._made[id(maker)] = maker(self)
-        return self._made[id(maker)]
+        made: T = self._made[id(maker)]
+        return made

@@ -19,19 +19,23 @@ def array(tensor: Any) -> np.ndarray:
         return tensor
     plain, torch = tensor.detach().cpu(), sys.modules["torch"]
     own = getattr(ml_dtypes, str(plain.dtype).removeprefix("torch."), None)
-    return plain.numpy() if own is None else plain.view(torch.uint16 if plain.itemsize == 2 else torch.uint8).numpy().view(own)
+    if own is not None:  # NumPy has no such type
+        plain = plain.view(torch.uint16 if plain.itemsize == 2 else torch.uint8)
+    values: np.ndarray = plain.numpy()
+    return values if own is None else values.view(own)
 
 
 def arrays(tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """`array` of each. Views of the same memory, as PyTorch's tied weights are, become the same object."""
-    first: dict[tuple, np.ndarray] = {}
+    first: dict[tuple[Any, ...], np.ndarray] = {}
     views = {name: array(tensor) for name, tensor in tensors.items()}
     return {name: first.setdefault((address(each), each.shape, each.strides, each.dtype), each) for name, each in views.items()}
 
 
 def address(array: np.ndarray) -> int:
     """Of the first element. (`array.ctypes` takes microseconds.)"""
-    return array.__array_interface__["data"][0]
+    first: int = array.__array_interface__["data"][0]
+    return first
 
 
 def aligned(array: np.ndarray) -> np.ndarray:

@@ -30,7 +30,7 @@ class CheckpointError(ValueError):
     """An unusable checkpoint; the message names the file and every fault."""
 
 
-class Node(Mapping):
+class Node(Mapping[Any, Any]):
     """Replaces omegaconf's containers and values if it is not installed."""
 
     _content: Any = None  # of a container
@@ -42,7 +42,7 @@ class Node(Mapping):
             return item
         return item._val if item._content is None else [item[index] for index in range(len(item))]
 
-    def __iter__(self) -> Iterator:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self._content)
 
     def __len__(self) -> int:

@@ -138,7 +138,7 @@ def read_description(path: Path) -> Description | DescriptionOfFormat1:
         if version in (2, 3):
             content = {name: in_parts(value) if name in ("verifier", "drafter") else value for name, value in content.items()}
         old: Any = parse(VERSIONS[version], content)
-        if version == 1:
+        if isinstance(old, DescriptionOfFormat1):
             return old
         codec = codec_entry(old.tokenizer, old.source_dict, old.target_dict, old.codes) if version == 2 else old.codec
         others = old.other_drafters if version == FORMAT else ()

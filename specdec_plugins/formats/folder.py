@@ -259,7 +259,7 @@ def _copy(files: Mapping[str, Path], folder: Path) -> dict[str, str]:
 
 def _store(folder: Path, name: str, model: Model | DrafterModel, others: Mapping[str, Any], half: bool) -> dict[str, Any]:
     """Write ``name``.safetensors. Returns the entries of ``model.json`` about the tensors."""
-    first: dict[tuple, str] = {}  # a tensor's first name, by its memory
+    first: dict[tuple[int, tuple[int, ...]], str] = {}  # a tensor's first name, by its memory
     stored, aliases, shared, computed = dict[str, np.ndarray](), dict[str, str](), list[str](), list[str]()
     tables = spec.sinusoidal_tables(model.spec)
     for key, given in model.tensors.items():

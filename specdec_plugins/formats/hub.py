@@ -117,11 +117,12 @@ def _snapshot(repository: str, revision: str | None, patterns: Iterable[str]) ->
     named = f"{repository}@{revision}" if revision else repository
     logging.getLogger(snapshot_download.__module__).addFilter(_unsaid)
 
-    class Bar(tqdm):  # type: ignore[misc,valid-type]
+    class Bar(tqdm):
         """Only in a terminal, and gone at the end: most runs find all files in the cache."""
 
-        def __init__(self, *args, **options):
-            super().__init__(*args, **{**options, "leave": False, "disable": options.get("disable") or not sys.stderr.isatty()})
+        def __init__(self, *args: Any, **options: Any):
+            options |= {"leave": False, "disable": options.get("disable") or not sys.stderr.isatty()}
+            super().__init__(*args, **options)  # type: ignore[no-untyped-call]
 
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=list(patterns), tqdm_class=Bar))

@@ -14,6 +14,7 @@ from specdec_plugins.formats.arrays import BFLOAT16
 from specdec_plugins.formats.errors import brief
 
 MOST_DIMENSIONS = 32
+Values = tuple[Any, ...]
 STORAGES = {  # by torch's names
     "DoubleStorage": np.dtype(np.float64),
     "FloatStorage": np.dtype(np.float32),
@@ -54,12 +55,12 @@ class View(NamedTuple):
 # ---- what the names in a pickle stand for
 
 
-def ordered_dict() -> dict:
+def ordered_dict() -> dict[Any, Any]:
     return {}
 
 
 def tensor(
-    storage: Storage, offset: int, size: tuple, stride: tuple, requires_grad: bool, hooks: dict, metadata: Any = None
+    storage: Storage, offset: int, size: Values, stride: Values, requires_grad: bool, hooks: object, metadata: object = None
 ) -> View:
     if type(storage) is not Storage or type(size) is not tuple or type(stride) is not tuple:
         raise ValueError("a tensor without a storage, sizes and strides")
@@ -70,7 +71,7 @@ def tensor(
     return View(storage, offset, size, stride)
 
 
-def parameter(data: View, requires_grad: bool, hooks: dict, *state: Any) -> View:
+def parameter(data: View, requires_grad: bool, hooks: object, *state: object) -> View:
     if type(data) is not View:
         raise ValueError("a parameter without a tensor")
     return data
@@ -105,7 +106,7 @@ class Machine:
     def push(self, value: Any) -> None:
         self.stack.append(value)
 
-    def pop(self, count: int) -> tuple:
+    def pop(self, count: int) -> Values:
         """The last values, in order."""
         if not 0 <= count <= len(self.stack):
             raise ValueError("its pickle takes values that it does not have")
@@ -114,7 +115,7 @@ class Machine:
         del self.stack[first:]
         return values
 
-    def marked(self) -> tuple:
+    def marked(self) -> Values:
         """The values after the last mark."""
         return self.pop(len(self.stack) - self.marks.pop())
 
@@ -136,13 +137,13 @@ class Machine:
         if number != 2:
             raise Refused(f"its pickle has protocol {number}, not 2")
 
-    def append(self, values: tuple) -> None:
+    def append(self, values: Values) -> None:
         (target,) = self.stack[-1:]
         if type(target) is not list:
             raise ValueError("its pickle appends to what is no list")
         target.extend(values)
 
-    def set_items(self, values: tuple) -> None:
+    def set_items(self, values: Values) -> None:
         (target,) = self.stack[-1:]
         keys = values[::2]
         # Hashing a tuple takes time that grows with what is in it, which may be the same many times over.

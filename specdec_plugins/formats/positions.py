@@ -92,7 +92,8 @@ def _chunks(rows: int, half: int) -> list[tuple[int, np.ndarray]]:
 def exponential(x: np.ndarray) -> np.ndarray:
     """e^x in float64, with a relative error below 1e-15 for -10 < x < 10."""
     power = np.rint(x * LOG2_E)
-    return np.ldexp(polynomial(EXPONENTIAL, x - power * LOG_2[0] - power * LOG_2[1]), power.astype(np.int64))
+    result: np.ndarray = np.ldexp(polynomial(EXPONENTIAL, x - power * LOG_2[0] - power * LOG_2[1]), power.astype(np.int64))
+    return result
 
 
 def sines_and_cosines(angles: np.ndarray, sines: np.ndarray, cosines: np.ndarray) -> None:

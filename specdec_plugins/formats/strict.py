@@ -17,7 +17,7 @@ def parse(cls: type[T], data: Any, where: str = "") -> T:
     Errors call the object ``where``. Raises ValueError with every fault.
     """
     faults: list[str] = []
-    result = _object(cls, data, where, faults)
+    result: T = _object(cls, data, where, faults)
     if faults:
         raise ValueError(listed(faults, "; "))
     return result

@@ -182,7 +182,8 @@ def without_weights(name: str, facts: PairFacts) -> Drafter:
     if not hasattr(code, "for_pair"):
         names = ", ".join(each for each in built_in() if hasattr(find(each), "for_pair"))
         raise ValueError(f"drafter '{name}' needs weights; available without weights: {names}")
-    return code.for_pair(facts)
+    drafter: Drafter = code.for_pair(facts)
+    return drafter
 
 
 def as_transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:

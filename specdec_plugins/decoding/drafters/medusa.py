@@ -109,7 +109,7 @@ class HeadsDrafter(Drafter):
         state.replace(self.model.xp.stack([features[row, verdict.results(row)[-1]] for row in range(len(state.places))]))
 
     def bytes_for(self, request: Request) -> int:
-        encoded = self.verifier.target_embeddings.itemsize * self.verifier.spec.encoder.width  # kept for the beginning
+        encoded: int = self.verifier.target_embeddings.itemsize * self.verifier.spec.encoder.width  # kept for the beginning
         return self.model.bytes_for(len(request.tokens), 0) + encoded * len(request.tokens)
 
 

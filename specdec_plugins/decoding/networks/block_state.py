@@ -26,4 +26,5 @@ class Network(RelatedHeads):
         numbers = torch.arange(sentences * blocks, device=vectors.device)[:, None].expand(-1, self.length)
         x = embedded(decoder, numbers, vectors.flatten(0, 2))  # (B A, K, D)
         sources = (each.repeat_interleave(blocks, 0) for each in (encoded, hidden))
-        return Unrolled(decoder, *sources)(x).unflatten(0, (sentences, blocks))
+        features: Tensor = Unrolled(decoder, *sources)(x).unflatten(0, (sentences, blocks))
+        return features

@@ -7,6 +7,7 @@ N predicted positions, D width, V vocabulary.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,9 @@ def cross_entropy(
     Returns: (N,), (N,), and (N,) bool, true where no logit exceeds the target's.
     """
     # Under autocast, features are in half precision and the projection in float32.
-    return _CrossEntropy.apply(features, projection.to(features.dtype), targets, label_smoothing, cap)
+    arguments = features, projection.to(features.dtype), targets, label_smoothing, cap
+    result: tuple[Tensor, Tensor, Tensor] = _CrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _chunks(features: Tensor, projection: Tensor, cap: float | None) -> Iterator[tuple[slice, Tensor]]:
@@ -45,7 +48,9 @@ def _chunks(features: Tensor, projection: Tensor, cap: float | None) -> Iterator
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, features, projection, targets, label_smoothing, cap):
+    def forward(
+        ctx: Any, features: Tensor, projection: Tensor, targets: Tensor, label_smoothing: float, cap: float | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         precise = torch.promote_types(features.dtype, torch.float32)
         targets = targets[:, None]
         own, best, mean, normaliser = features.new_zeros((4, features.size(0), 1), dtype=precise)
@@ -65,7 +70,7 @@ class _CrossEntropy(torch.autograd.Function):
         return loss, plain, right
 
     @staticmethod
-    def backward(ctx, gradient, *_):
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         (features, projection, targets, normaliser), cap = ctx.saved_tensors, ctx.cap
         # It includes the loss scale of half-precision training: apply it before small slopes round to 0.
         weights = gradient[:, None]

@@ -45,7 +45,8 @@ def initial(spec: ModelSpec, verifier: "FrozenVerifier") -> Iterator[tuple[str, 
 
 def strongest(inwards: Tensor, outwards: Tensor, count: int) -> Tensor:
     """The ``count`` units of a feed-forward layer, weights (H, D) and (D, H), with the largest norms; ascending."""
-    return (inwards.norm(dim=1) * outwards.norm(dim=0)).topk(count).indices.sort().values
+    units: Tensor = (inwards.norm(dim=1) * outwards.norm(dim=0)).topk(count).indices
+    return units.sort().values
 
 
 def adopt(module: nn.Module, tensors: Iterator[tuple[str, Tensor]]) -> None:

@@ -38,7 +38,8 @@ class Network(nn.Module):
         before = torch.arange(batch.prefix.size(1), device=x.device)[None]
         context = whole(positions, hide(~seen, x.dtype)[:, None], sources, hidden, own, before)
         x = through(decoder.layers, x, context)
-        return decoder.features(x).unflatten(1, block.masked.shape[1:])
+        features: Tensor = decoder.features(x).unflatten(1, block.masked.shape[1:])
+        return features
 
 
 def layout(prefix: Tensor, block: ManyBlocks, pad: int) -> tuple[Tensor, Tensor, Tensor]:

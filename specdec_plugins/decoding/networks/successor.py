@@ -24,7 +24,8 @@ class Successor(nn.Module):
 
     def forward(self, features: Tensor, tokens: Tensor) -> Tensor:
         """The term to add to features (..., D), given embeddings (..., D) of the previous tokens."""
-        return self.out(F.relu(self.from_feature(features) + self.from_token(tokens)))
+        term: Tensor = self.out(F.relu(self.from_feature(features) + self.from_token(tokens)))
+        return term
 
     def relate(self, features: Tensor, block: ManyBlocks, embed: Callable[[Tensor], Tensor], pad: int) -> Tensor:
         """Features (N, D) of the blocks' predictions, in the order of ``block.masked``, each conditioned on the previous token.
@@ -36,4 +37,5 @@ class Successor(nn.Module):
         related = block.offsets[block.masked] > 0
         if self.training:
             related &= torch.rand(related.shape, device=related.device) >= ALONE
-        return features + self(features, embed(before)) * related[:, None]
+        terms: Tensor = self(features, embed(before))
+        return features + terms * related[:, None]

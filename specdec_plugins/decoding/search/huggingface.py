@@ -29,7 +29,7 @@ def step(search: Search, beams: Beams, candidates: Sequence[Ranked]) -> Beams:
     return Beams(nodes, finished, parents, over=not live or (len(finished) == size and not _improves(search, nodes, finished)))
 
 
-def _improves(search: Search, live: Sequence, finished: Sequence) -> bool:
+def _improves(search: Search, live: Sequence[Node], finished: Sequence[tuple[float, Node]]) -> bool:
     """Whether the best live hypothesis may still become better than the worst finished one."""
     stopping, penalty = search.beam.early_stopping, search.beam.length_penalty
     if stopping == "true":

@@ -41,7 +41,7 @@ TILE = 32  # outputs computed together; all widths except the vocabulary's are m
 class Handle:
     """An object of the library's, freed with this one. ``kind`` names the function that makes it. Raises MemoryError."""
 
-    def __init__(self, library: Library, kind: str, *arguments):
+    def __init__(self, library: Library, kind: str, *arguments: Any):
         self.library = library
         pointer: int = getattr(self.library, f"specdec_{kind}")(*arguments)
         self.pointer = pointer
@@ -254,7 +254,7 @@ VIEWS = 1024  # shapes that a buffer remembers: growing sources and outputs keep
 class Buffer(local):
     """Reused float32 memory of each thread for results that are read before its next pass: allocation costs more than a pass."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.memory = np.empty(0, np.float32)
         self.views: dict[tuple[int, ...], tuple[np.ndarray, int]] = {}
 
@@ -271,12 +271,12 @@ class Buffer(local):
         return self.views[shape]
 
 
-def integers(*parts: Iterable[int]) -> array:
+def integers(*parts: Iterable[int]) -> "array[int]":
     """One int64 array of all parts: making several costs more than copying their few numbers."""
     return array("q", [*chain.from_iterable(parts)])
 
 
-def start(numbers: array) -> int:
+def start(numbers: "array[int] | array[float]") -> int:
     """The array's address; valid as long as the array."""
     return numbers.buffer_info()[0]
 

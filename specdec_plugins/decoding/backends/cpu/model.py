@@ -185,7 +185,7 @@ class CpuModel:
         self.memory = weights.linear(*memory) if memory and not weights.hosts else None  # (L 2 G K, D)
         self.sources = Embeddings(weights, "encoder")
         self.source_vocabulary, self.target_vocabulary = len(self.sources.tokens), len(weights("decoder.embed_tokens.weight"))
-        self.token_ids: array | None = None if self.vocabulary is None else integers(self.vocabulary)
+        self.token_ids: array[int] | None = None if self.vocabulary is None else integers(self.vocabulary)
         self.logits, self.gates, self.features, self.attention, self.block = (Buffer() for _ in range(5))
 
     @cached_property

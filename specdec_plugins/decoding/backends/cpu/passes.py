@@ -195,7 +195,7 @@ class CausalPass(CpuPass):
             self._parents = integers(*within_rows(reading.tokens, reading.parents))
         want = replace(reading.want, attention=reading.want.attention and reading.visible is None)
         self.results, fields = results_of(model, state, want, self.rows, self.width)
-        return library.structs["ReadCall"](
+        call: Structure = library.structs["ReadCall"](
             stack=model.stack.pointer,
             caches=state.caches(),
             batch=self.rows,
@@ -207,6 +207,7 @@ class CausalPass(CpuPass):
             visible=self._visible and addressof(self._visible),
             **fields,
         )
+        return call
 
     def run(self) -> None:
         engine = self.model.engine

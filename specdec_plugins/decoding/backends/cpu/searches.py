@@ -59,7 +59,7 @@ class Searches:
         call.start, call.unk = constraints.symbols.start, constraints.symbols.mask
         call.ends, call.context = constraints.rules.ends, len(self.context)
         self.groups: list[Group] = []
-        self._memory: list[array] = []  # that a call points to
+        self._memory: list[array[int] | array[float]] = []  # that a call points to
 
     def begin(self, state: SlottedState, prefix: Prefix, steps: int) -> int:
         """Describe the searches before a call of so many steps. Returns the most rows that they may have."""
@@ -82,7 +82,7 @@ class Searches:
         free = [state.targets.take() for _ in range(search.beam.size - len(rows))]
         return Group(search, rows, prefix.beams_of(rows[0]), [*(state.slots[row] for row in rows), *free])
 
-    def _described(self, state: SlottedState, prefix: Prefix, steps: int) -> tuple[array, ...]:
+    def _described(self, state: SlottedState, prefix: Prefix, steps: int) -> "tuple[array[int] | array[float], ...]":
         """Searches, their live hypotheses, these ones' tokens, the scores of finished ones, and divisors, as in `SearchCall`."""
         library, sources, groups = kernels(), state.sources, self.groups
         firsts, beams = [group.rows[0] for group in groups], [group.search.beam for group in groups]

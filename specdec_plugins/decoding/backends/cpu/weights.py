@@ -4,12 +4,13 @@ D width, V vocabulary, L layers, H heads, K width of a head, G width of a succes
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specdec_plugins.decoding.backends.cpu.binding import TILE, Engine, NativeLinear, Norm, Screen, Stack, floats, mapped
 from specdec_plugins.decoding.loading import COPY, DRAFT_VOCABULARY, SUCCESSOR, spread
+from specdec_plugins.formats.arrays import Arrays
 from specdec_plugins.formats.positions import buckets, rotations
 from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.model import spec as parts
@@ -21,7 +22,8 @@ class Weights:
 
     def __init__(self, model: Model | DrafterModel, engine: Engine, dtype: str):
         assert model.spec is not None
-        self.tensors, self.spec, self.engine, self.dtype = model.tensors, model.spec, engine, dtype
+        self.tensors: Arrays = model.tensors
+        self.spec, self.engine, self.dtype = model.spec, engine, dtype
         self.drafts, self.hosts = isinstance(model, DrafterModel), getattr(model, "hosts", 0)
 
     def __contains__(self, name: str) -> bool:
@@ -42,7 +44,7 @@ class Weights:
     def norm(self, name: str, spec: parts.Norm) -> Norm:
         return Norm(floats(self(f"{name}.weight")), floats(self(f"{name}.bias")) if spec.bias else None, spec.rms, spec.eps)
 
-    def stack(self, name: str, last: Norm | None, **output) -> Stack:
+    def stack(self, name: str, last: Norm | None, **output: Any) -> Stack:
         """The side ``name``, with its ``last`` norm; ``output`` are options of `Stack` for its results."""
         side: SideSpec = getattr(self.spec, name)
         rotary, placed, cross = side.attention.rotary, side.embedding.offset is not None, name == "decoder"

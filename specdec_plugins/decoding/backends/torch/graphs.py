@@ -20,6 +20,7 @@ from specdec_plugins.decoding.backends.torch.cache import KVCache
 log = logging.getLogger(__name__)
 Inputs = Mapping[str, Tensor | tuple[Tensor, ...]]  # by parameter; tuples are NamedTuples
 Results = Mapping[str, Tensor]
+Settings = tuple[Hashable, ...]
 Function = Callable[..., Results]
 Record = Callable[[Callable[[], None]], Callable[[], Any]]  # records a function, and returns one that replays it
 MOST_BYTES = 2 << 30  # default limit of all recordings
@@ -33,7 +34,7 @@ class Executor(Protocol):
         """The size to compute for a needed ``size``: a multiple of ``unit``."""
         ...
 
-    def run(self, function: Function, inputs: Inputs, caches: Sequence[KVCache] = (), settings: tuple = ()) -> Results:
+    def run(self, function: Function, inputs: Inputs, caches: Sequence[KVCache] = (), settings: Settings = ()) -> Results:
         """``function(*caches, *settings, **inputs)``. Its results are valid until the same function is run again."""
         ...
 
@@ -46,7 +47,7 @@ class Eager:
     def round(self, size: int, unit: int = 1) -> int:
         return size
 
-    def run(self, function: Function, inputs: Inputs, caches: Sequence[KVCache] = (), settings: tuple = ()) -> Results:
+    def run(self, function: Function, inputs: Inputs, caches: Sequence[KVCache] = (), settings: Settings = ()) -> Results:
         return function(*caches, *settings, **inputs)
 
 
@@ -69,7 +70,7 @@ class Recorder:
         """The next of ``unit``, 2 ``unit``, 4 ``unit``, ...: few sizes, and less than half of each wasted."""
         return unit << (max(1, -(-size // unit)) - 1).bit_length()
 
-    def run(self, function: Function, inputs: Inputs, caches: Sequence[KVCache] = (), settings: tuple = ()) -> Results:
+    def run(self, function: Function, inputs: Inputs, caches: Sequence[KVCache] = (), settings: Settings = ()) -> Results:
         call = partial(function, *caches, *settings)
         if self.record is None:
             return call(**inputs)

@@ -6,6 +6,7 @@ R rows, K drafted tokens, C candidates, V vocabulary.
 import math
 import struct
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,16 @@ from specdec_plugins.decoding.search.beam import Ranked
 from specdec_plugins.decoding.values import DeviceDraft, Distribution, Draft, Draws, Verdict, rejecting
 
 COLUMNS = 5  # of a table's row before the drafted tokens: offered, minimum, room, beta, tau's bits
+
+
+class Judging(NamedTuple):
+    """What a batch needs of the rules: settings that a recording is bound to."""
+
+    constraints: Constraints
+    limited: bool  # whether a length limit may end a row
+    tolerant: bool  # whether some rows are tolerant
+    most: int  # see `repeat_table`
+    rejects: bool  # whether some rows use rejection sampling
 
 
 def judge(
@@ -57,8 +68,8 @@ def judge(
         inputs["drawing"] = Table.of(draws, len(logits), logits.size(2), logits.device, executor.round)
         if rejects and draft.distribution is not None:
             inputs["distribution"] = Distribution(*(pad_rows(each[:, :width], len(logits)) for each in draft.distribution))
-    settings = bounds.constraints, limited, tolerant, most, rejects
-    judged = executor.run(_judge, inputs, settings=settings)["judged"][: len(tolerances)].tolist()
+    judging = Judging(bounds.constraints, limited, tolerant, most, rejects)
+    judged = executor.run(_judge, inputs, settings=(judging,))["judged"][: len(tolerances)].tolist()
     if device_draft is not None:
         device_draft.arrive([list(map(int, row[4 + width :])) for row in judged])
     counts = [int(row[0]) for row in judged]
@@ -111,15 +122,12 @@ def _rank(constraints: Constraints, most: int, few: int, logits: Tensor, table: 
 
 def bits(number: float) -> int:
     """A float64 as the int64 with the same bits, to travel in a table of integers."""
-    return struct.unpack("q", struct.pack("d", number))[0]
+    whole: int = struct.unpack("q", struct.pack("d", number))[0]
+    return whole
 
 
 def _judge(
-    constraints: Constraints,
-    limited: bool,
-    tolerant: bool,
-    most: int,
-    rejects: bool,
+    judging: Judging,
     logits: Tensor,
     table: Tensor,
     guesses: Tensor | None = None,
@@ -130,9 +138,10 @@ def _judge(
     """One float64 tensor (R, 3 + K + 1 + K), ``judged``, as each transfer to the host waits for the GPU.
 
     Its columns: tokens accepted, the own token, whether the limit forced it, K + 1 scores, the drafted tokens. The drafted tokens
-    come in ``table`` (R, `COLUMNS` + K), or as ``guesses`` (R, K) of a `DeviceDraft`. ``repeats`` and ``most`` are as in
-    `repeat_table`; ``distribution`` is what drafted tokens were drawn from.
+    come in ``table`` (R, `COLUMNS` + K), or as ``guesses`` (R, K) of a `DeviceDraft`. ``repeats`` are as in `repeat_table`;
+    ``distribution`` is what drafted tokens were drawn from.
     """
+    constraints, limited, tolerant, most, rejects = judging
     width = logits.size(1) - 1
     offered, minimum, room, beta, tau, rest = table.tensor_split((1, 2, 3, 4, 5), 1)  # (R, 1) five times, (R, ..)
     tokens = rest[:, :width] if guesses is None else guesses  # (R, K)

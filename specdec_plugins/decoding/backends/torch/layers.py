@@ -92,7 +92,7 @@ class Turn:
 
     def __call__(self, x: Tensor, width: int, positions: Tensor | None = None) -> Tensor:
         """(B, Q, N K) for vectors (B, Q, N K) of heads of ``width`` K; ``positions`` (B, Q): None in cross-attention."""
-        by_head = x.unflatten(-1, (-1, width))
+        by_head: Tensor = x.unflatten(-1, (-1, width))
         if self.norm is not None:
             by_head = self.norm(by_head)
         if self.rotation is not None and positions is not None:

@@ -24,6 +24,7 @@ from specdec_plugins.decoding.backends.torch.passes import Choosing, TorchPass
 from specdec_plugins.decoding.backends.torch.state import DenseState
 from specdec_plugins.decoding.backends.torch.tensors import pad_rows, prefix_tokens, send, source_tokens
 from specdec_plugins.decoding.backends.torch.transformer import Transformer, beginning, heads
+from specdec_plugins.decoding.backends.torch.visibility import ancestry, distances, sight
 from specdec_plugins.decoding.backends.torch.weights import Linear
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Source
@@ -185,20 +186,12 @@ class TorchModel:
         if guesses is not None:
             tokens = torch.cat([tokens, guesses], 1)
         width = tokens.size(1)
-        places = positions = start + torch.arange(width, device=device)  # (R, Q)
+        places = start + torch.arange(width, device=device)  # (R, Q) in the cache
         slots = torch.arange(rows, device=device)[:, None]  # (R, 1); not kept: a recording must own what it works on
-        mask = padded = keep = nearest = None
-        if near is not None:
-            nearest, hidden = window_of(places, *near)
-            mask = hide(hidden, cache.data.dtype)[:, None]
-        elif family is not None:
-            positions = start + family.sum(-1) - 1
-            after = torch.arange(seen, device=device) - start  # (R, T) distance from the pass's first entry
-            within = family.gather(2, after.clamp(0, width - 1)[:, None].expand(-1, width, -1))  # (R, Q, T)
-            hidden = ((after < 0)[:, None] | within & (after < width)[:, None]).logical_not()
-            mask = hide(hidden, cache.data.dtype)[:, None]  # (R, 1, Q, T)
-        elif not extent.alone:
-            mask = hide(torch.arange(seen, device=device) > positions[..., None], cache.data.dtype)[:, None]
+        positions, nearest, hidden = sight(places, seen, near, family, extent.alone)
+        mask = None if hidden is None else hide(hidden, cache.data.dtype)[:, None]  # (R, 1, Q, T)
+        ahead = distances(places, positions, seen, nearest) if decoder.relative else None
+        padded = keep = None
         if listed is not None:
             padded, listed = hide(listed >= lengths, cache.data.dtype)[:, None, None], listed.clamp(max=read - 1)
         elif not extent.even:
@@ -207,12 +200,6 @@ class TorchModel:
             wanted = (first + torch.arange(extent.results, device=device)).clamp_(max=width - 1)  # (R, W)
             keep = slots, wanted
 
-        ahead = None
-        if decoder.relative:
-            seen_at = torch.arange(seen, device=device) if nearest is None else nearest[:, 0]  # the positions of entries
-            if family is not None:
-                seen_at = seen_at.expand(rows, -1).scatter(1, places, positions)
-            ahead = seen_at.expand(rows, -1)[:, None] - positions[..., None]  # (R, Q, T)
         weights: list[Tensor] = []  # (R, Q, S) each, of the last layer (R, W, S)
         heads = extent.want.heads
         last = decoder.layers[-1] if decoder.layers else None  # heads on hidden states have no layers
@@ -285,26 +272,3 @@ class TorchModel:
         sources = [state.read_sources(index) for index in range(len(decoder.layers))]
         x = through(decoder.layers, x, whole(place[None], mask, sources, state.source_mask), (row, where), positions)
         return TorchPass(self.choosing, self._results(x))  # of the masks: the last layer dropped the rest
-
-
-def window_of(places: Tensor, sinks: int, window: int) -> tuple[Tensor, Tensor]:
-    """The positions (R, N) that consecutive queries at ``places`` (R, Q) see, and which of them each does not: (R, Q, N) bool.
-
-    A query sees the first ``sinks`` and the last ``window`` up to its own.
-    """
-    first = torch.arange(sinks, device=places.device).expand(len(places), -1)
-    recent = places[:, :1] + torch.arange(1 - window, places.size(1), device=places.device)
-    positions, own = torch.cat([first, recent], 1)[:, None], places[..., None]
-    hidden = (positions < 0) | (positions > own) | (positions <= own - window) & (positions >= sinks)
-    hidden[..., :sinks] |= (first >= recent[:, :1])[:, None]  # those that are also recent
-    return positions[:, 0].clamp(min=0), hidden
-
-
-def ancestry(parents: Sequence[Sequence[int]], rows: int, width: int) -> Tensor:
-    """(R, Q, Q) bool: whether token k of a row is another token or descends from it by its ``parents``."""
-    sees = np.broadcast_to(np.eye(width, dtype=bool), (rows, width, width)).copy()
-    for row, tree in zip(sees, parents):
-        for token, parent in enumerate(tree):
-            if parent >= 0:
-                row[token] |= row[parent]
-    return torch.from_numpy(sees)

@@ -49,9 +49,10 @@ class DenseState:
     def read_sources(self, layer: int) -> Tensor:
         """(B, S, W) entries of the rows' sources; a view unless rows share sources."""
         sources = self.sources
+        cache: KVCache = sources.cache
         if self.shared:
-            return sources.cache.pick(layer, send(sources.slots, sources.cache.data.device), sources.longest)
-        return sources.cache.read(layer, self.rows, sources.longest)
+            return cache.pick(layer, send(sources.slots, cache.data.device), sources.longest)
+        return cache.read(layer, self.rows, sources.longest)
 
     @property
     def source_mask(self) -> Tensor | None:

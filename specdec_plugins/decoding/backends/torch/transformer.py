@@ -24,7 +24,8 @@ from specdec_plugins.model.spec import ModelSpec
 def heads(linear: Callable[[Tensor], Tensor], states: Tensor, own: Tensor | None) -> Tensor:
     """(..., K, D) x + silu(W [x, e]) for hidden states x (..., D) and, unless None, token embeddings e = ``own`` (..., D)."""
     inputs = states if own is None else torch.cat([states, own], -1)
-    return states[..., None, :] + F.silu(linear(inputs)).unflatten(-1, (-1, states.size(-1)))
+    added: Tensor = F.silu(linear(inputs)).unflatten(-1, (-1, states.size(-1)))
+    return states[..., None, :] + added
 
 
 def beginning(encoded: Tensor, query: Tensor, weight: Tensor, bias: Tensor, hidden: Tensor | float = 0.0) -> Tensor:
