@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,6 +34,13 @@ SLOWEST = (
     "test_corpus.py",
     "test_token_ids.py",
 )
+
+
+collect_ignore: list[str] = []
+if find_spec("torch") is None:  # the base install: what it can run
+    from installed import missing
+
+    collect_ignore += [path.name for path in (ROOT / "tests").glob("test_*.py") if missing(path)]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
