@@ -24,7 +24,7 @@ from specdec_plugins.decoding.backends.torch.passes import Choosing, TorchPass
 from specdec_plugins.decoding.backends.torch.state import DenseState
 from specdec_plugins.decoding.backends.torch.tensors import pad_rows, prefix_tokens, send, source_tokens
 from specdec_plugins.decoding.backends.torch.transformer import Transformer, beginning, heads
-from specdec_plugins.decoding.backends.torch.visibility import ancestry, distances, sight
+from specdec_plugins.decoding.backends.torch.visibility import ancestry, distances, visibility
 from specdec_plugins.decoding.backends.torch.weights import Linear
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Source
@@ -188,7 +188,7 @@ class TorchModel:
         width = tokens.size(1)
         places = start + torch.arange(width, device=device)  # (R, Q) in the cache
         slots = torch.arange(rows, device=device)[:, None]  # (R, 1); not kept: a recording must own what it works on
-        positions, nearest, hidden = sight(places, seen, near, family, extent.alone)
+        positions, nearest, hidden = visibility(places, seen, near, family, extent.alone)
         mask = None if hidden is None else hide(hidden, cache.data.dtype)[:, None]  # (R, 1, Q, T)
         ahead = distances(places, positions, seen, nearest) if decoder.relative else None
         padded = keep = None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-def sight(
+def visibility(
     places: Tensor, seen: int, near: tuple[int, int] | None, family: Tensor | None, alone: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """For tokens at ``places`` (R, Q) of the cache, which follow each other:
@@ -32,7 +32,7 @@ def sight(
 
 
 def distances(places: Tensor, positions: Tensor, seen: int, nearest: Tensor | None) -> Tensor:
-    """(R, Q, T or N) how far ahead of each token each entry is, by what `sight` returns."""
+    """(R, Q, T or N) how far ahead of each token each entry is, by what `visibility` returns."""
     if nearest is None:  # only these may have a tree, whose tokens are not where they lie
         nearest = torch.arange(seen, device=places.device).expand(len(places), -1).scatter(1, places, positions)
     return nearest[:, None] - positions[..., None]
