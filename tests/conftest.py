@@ -37,10 +37,10 @@ SLOWEST = (
 
 
 collect_ignore: list[str] = []
-if find_spec("torch") is None:  # the base install: what it can run
+if find_spec("torch") is None:  # the base install: what it can run; specdec-prepare ends with fairseq
     from installed import missing
 
-    collect_ignore += [path.name for path in (ROOT / "tests").glob("test_*.py") if missing(path)]
+    collect_ignore += ["test_prepare.py"] + [path.name for path in (ROOT / "tests").glob("test_*.py") if missing(path)]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -180,6 +180,7 @@ def run_python(*arguments, check: bool = True, timeout: float = 300, **environme
 
 def run_fairseq(command: str, *arguments, check: bool = True, **environment) -> subprocess.CompletedProcess:
     """Run a command of fairseq from the repository's root, in a process forked from one that has imported fairseq."""
+    pytest.importorskip("fairseq_cli")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pytest", *(f"fairseq_cli.{name}" for name in ("train", "generate", "validate", "score"))])
     result = run_forked(_run_fairseq_to_the_end, command, [*map(str, arguments)], context=context, **environment)

@@ -374,6 +374,7 @@ def test_rouge_is_rouge_scores_own(texts, files, capsys, monkeypatch):
 
 
 def test_comet_is_asked_only_on_request_and_missed_in_one_line(texts, files, capsys, monkeypatch):
+    pytest.importorskip("torch")  # comes with COMET
     files(source=[f"source {index}" for index in range(60)], short=["source"])
     monkeypatch.setitem(sys.modules, "comet", None)
     assert result(capsys, "near --reference ref")

@@ -71,14 +71,18 @@ def show(model: Path, text: Path, batch_size: int) -> None:
 
     shown = list(results.values())
     for line, plain, *others in zip(lines, *shown[:2], shown[-1]):
-        print(f"source    {line}\nar        {plain.text}  ({plain.iterations} passes)")
+        print(f"source    {line}\nar        {plain.text}  ({passes(plain)})")
         for name, found in zip(("exact", "tolerant"), others):
-            print(f"{name:9} {'the same' if found.tokens == plain.tokens else found.text}  ({found.iterations} passes)")
+            print(f"{name:9} {'the same' if found.tokens == plain.tokens else found.text}  ({passes(found)})")
         print()
     print(f"{len(lines)} sentences, batch size {batch_size}, without text processing; median of {ROUNDS} rounds:\n")
     print(table(translators, results, seconds))
     if SHIPPED.get(model.name) == text.name and model.parent == DATA:
         print("\n" + comparison(model.name, pair, lines))
+
+
+def passes(result: "Translation") -> str:
+    return f"{result.iterations} pass{'es' * (result.iterations != 1)}"
 
 
 def decoding_seconds(translator: "Translator") -> float:
