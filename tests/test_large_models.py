@@ -44,6 +44,23 @@ def test_embeddings_are_read_as_stored(stored, dtype, monkeypatch):
     assert all(each == found[0] for each in found)
 
 
+def test_projections_of_one_product_may_have_several_data_types():
+    """NumPy has no common type of float16 and bfloat16."""
+    mixed, _ = random_pair(Shape(layers=1, drafter_layers=1, width=64, inner=96, heads=2, vocabulary=75))
+    kinds = {"q": torch.bfloat16, "k": torch.float16, "v": torch.float32}
+    stored = {
+        name: each.to(kinds.get(name.split(".")[-2][0], torch.float32) if "_attn." in name else torch.float32)
+        for name, each in mixed.tensors.items()
+    }
+    found = []
+    for tensors in (stored, {name: each.float() for name, each in stored.items()}):
+        drafter, verifier = assemble(replace(mixed, tensors=tensors), None, threads=1)
+        requests = [Request(0, [4, 7, 30, 2], 20)]
+        (each,) = speculative_decode(drafter, verifier, TopBetaTau(), FixedLength(0), requests, 1, DecodeStats())
+        found.append((each.tokens, each.token_scores))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_every_part_of_a_weight_is_checked(dtype, bad, monkeypatch):

@@ -95,7 +95,10 @@ class Weights:
 
 
 def joined(some: Sequence[np.ndarray]) -> np.ndarray:
-    return some[0] if len(some) == 1 else np.concatenate(some)
+    if len(some) == 1:
+        return some[0]
+    alike = len({each.dtype for each in some}) == 1
+    return np.concatenate(some if alike else [*map(floats, some)])  # float16 and bfloat16 have no common type
 
 
 class Successor(NamedTuple):
