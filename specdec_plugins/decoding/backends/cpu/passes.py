@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Sequence
 from ctypes import Structure, addressof, byref
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +31,14 @@ if TYPE_CHECKING:
     from specdec_plugins.decoding.backends.cpu.model import CpuModel
 
 BLOCK = 16  # attention is written in whole blocks of positions, at most this long (`W` in vectors.h)
+
+
+@cache
+def import_pytorch(feature: str) -> None:
+    """Import PyTorch for what the kernels lack. Raises ImportError."""
+    with needed("torch", feature):
+        import torch
+    torch.set_num_threads(1)  # its idle threads would compete with the kernels'
 
 
 class CpuPass:
@@ -83,8 +92,8 @@ class CpuPass:
         return address(gates), 0 if gates is None else gates.shape[2]
 
     def candidates(self, prefix: Prefix) -> Candidates:
-        with needed("torch", "growing trees from a model's drafts"):
-            from specdec_plugins.decoding.backends.torch.candidates import of_arrays
+        import_pytorch("growing trees from a model's drafts")
+        from specdec_plugins.decoding.backends.torch.candidates import of_arrays
 
         logits, model = self.logits(), self.model
         return of_arrays(logits, self.results.get("gates"), model.successor, model.vocabulary, prefix)
@@ -101,8 +110,8 @@ class CpuPass:
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
     ) -> Verdict:
         if isinstance(draft, TreeDraft) and draws and rejecting(draws):
-            with needed("torch", "trees under the rejection rule"):
-                from specdec_plugins.decoding.backends.torch import trees
+            import_pytorch("trees under the rejection rule")
+            from specdec_plugins.decoding.backends.torch import trees
 
             return trees.judge(self, draft, bounds, tolerances, draws)
         judging, logits, engine = Judging(self.width, draft, bounds, tolerances, draws), self.logits(), self.model.engine
