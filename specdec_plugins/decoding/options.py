@@ -65,10 +65,9 @@ USUAL_BUDGET = Budget()
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling with the warpers of `sampling.py`; ``top_k`` 0 keeps all tokens.
+    """Sampling with the warpers of ``backends/torch/sampling.py``; ``top_k`` 0 keeps all tokens.
 
-    ``rule`` names the acceptance rule (``acceptance/coupled.py``, ``acceptance/rejection.py``). Raises ValueError for invalid
-    values.
+    ``rule`` names the acceptance rule: ``coupled.py`` and ``rejection.py`` there. Raises ValueError for invalid values.
     """
 
     temperature: float = 1.0

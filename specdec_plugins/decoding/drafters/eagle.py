@@ -9,7 +9,6 @@ B sentences, T target positions, D width.
 """
 
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,7 +78,7 @@ class EagleDrafter(CachedDrafter[EagleRow]):
             for row, more in enumerate(wanted):
                 if more:
                     places[row] += len(tokens[row])
-                    inputs[row] = [one.tokens[row][0]], deepcopy(outputs[row, :1])
+                    inputs[row] = [one.tokens[row][0]], self.xp.concatenate([outputs[row, :1]])  # a copy
             return one
 
         for row, length in zip(state.rows, plan.lengths):

@@ -141,10 +141,8 @@ class TorchModel:
             family = ancestry(within_rows(tokens, parents), len(table), width)
             inputs["family"] = family.to(table.device, non_blocking=True)
         if visible is not None:
-            inputs["listed"], want = (
-                pad_rows(tensor(visible.sources).to(table.device), len(table)),
-                replace(want, attention=False),
-            )
+            listed = tensor(visible.sources).to(table.device, non_blocking=True)
+            inputs["listed"], want = pad_rows(listed, len(table)), replace(want, attention=False)
         longest = max(positions) + width
         drafted = 0 if guesses is None else guesses.size(1)
         state.held = [position + len(row) + drafted for position, row in zip(positions, tokens)]
