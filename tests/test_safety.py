@@ -145,7 +145,7 @@ def spoiled(number):
 @pytest.mark.parametrize(
     "change, fault",
     [
-        (lambda tensor: tensor.to(torch.int8), "is int8, not floating-point"),
+        (lambda tensor: tensor.to(torch.int8), "is int8, not float16, bfloat16, float32 or float64"),
         (lambda tensor: tensor.to(torch.int64), "is int64"),
         (spoiled(float("nan")), "has values that are not finite"),
         (spoiled(float("-inf")), "has values that are not finite"),

@@ -221,7 +221,7 @@ def weight_fault(tensor: Any) -> str | None:
         return fault
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in map(str, WEIGHT_DTYPES):
-        return f"is {name}, not floating-point"
+        return f"is {name}, not float16, bfloat16, float32 or float64"
     return None if all_finite(tensor) else "has values that are not finite"
 
 
