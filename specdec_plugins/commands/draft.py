@@ -16,6 +16,7 @@ from specdec_plugins.formats.errors import brief, printable
 from specdec_plugins.settings import Fault
 
 MOST_MINUTES = 100_000.0
+ON_CARDS = "data", "licence", "name"  # options that --card changes
 
 
 def parser() -> Parser:
@@ -92,9 +93,9 @@ def check(options: argparse.Namespace) -> list[Fault]:
     if options.data is not None and (len(options.data) > MAX_TEXT or printable(options.data) != options.data):
         faults.append(("data", f"is not one line of at most {MAX_TEXT} characters"))
     if options.card:
-        faults += [
-            (name, "cannot be combined with --card") for name in ("sources", "output", "estimate") if getattr(options, name)
-        ]
+        usual, own = parser(), ("model", "card", *ON_CARDS)
+        given = [name for name, value in vars(options).items() if name not in own and value != usual.get_default(name)]
+        faults += [(name, "cannot be combined with --card") for name in given]
     elif not options.estimate:
         faults += [(name, "is missing") for name in ("sources", "output") if getattr(options, name) is None]
         if same_file(options.model, options.output):
