@@ -28,6 +28,7 @@ from specdec_plugins.cpus import usual_threads
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.requests import Request
 from specdec_plugins.formats.drafter_folder import Record, read
+from specdec_plugins.formats.errors import brief
 from specdec_plugins.formats.files import write
 from specdec_plugins.formats.folder import Pair, save_drafter, save_folder
 from specdec_plugins.formats.spec import DrafterModel, fingerprint
@@ -311,9 +312,9 @@ class Work:
         (output / SUBFOLDER).mkdir(exist_ok=True)
         names = sorted(
             (path.relative_to(temporary) for path in temporary.rglob("*") if path.is_file()),
-            key=lambda path: path.name == "model.json",
+            key=lambda path: path.suffix == ".json",
         )
-        for name in names:  # model.json last: until then this is no model folder, or still the earlier one
+        for name in names:  # the descriptions last: until then this is no model folder, or still the earlier one
             os.replace(temporary / name, output / name)
         shutil.rmtree(temporary)
         made = f"{found.tokens:.2f} tokens a pass after {training.updates:,} updates"
@@ -336,11 +337,11 @@ class Work:
         words = [word for name, value in given.items() if value is not None for word in (option_name(name), str(value))]
         own = ["--drafter-options", *options.drafter_options] if options.drafter_options else []
         return Record(
-            model=options.named,
+            model=brief(options.named),
             source_lang=self.languages[0] or config.source_lang,
             target_lang=self.languages[1] or config.target_lang,
             multilingual=any(self.languages),
-            data=options.data or Path(options.sources).name,
+            data=options.data or brief(Path(options.sources).name),
             data_sha256=text.digest,
             trained=len(training.pairs),
             held_out=len(text.held),
@@ -353,7 +354,7 @@ class Work:
             dtype=self.dtype,
             threads=self.threads,
             machine=machine(),
-            command=("specdec-draft", options.named, *words, *own),
+            command=("specdec-draft", brief(options.named), *words, *own),
             specdec=__version__,
             licence=options.licence,
             name=options.name,

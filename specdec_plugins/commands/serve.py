@@ -250,7 +250,7 @@ def run(options: argparse.Namespace) -> None:
     limits = Limits(*bounds, per_minute=options.max_per_minute, quota=options.quota)
     threads = [EngineThread() for _ in range(SESSIONS)]
     loads = [
-        partial(load, name, own.model, own.drafter, settings_of(own), own.rows, own.queue, threads)
+        partial(load, name, own.model, own.drafter or None, settings_of(own), own.rows, own.queue, threads)
         for name, own in models_of(options)
     ]
     try:

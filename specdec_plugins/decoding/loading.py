@@ -42,9 +42,9 @@ def checked(verifier: Verifier, drafter: DrafterModel | None) -> tuple[Verifier,
     verifier = replace(verifier, tensors=arrays(verifier.tensors))
     if drafter is not None and drafter.spec is not None:
         drafter = _shared(verifier, replace(drafter, tensors=arrays(drafter.tensors)))
-    for model in (verifier, drafter):
+    for model, said in (verifier, ""), (drafter, "the drafter does not fit this model: "):
         if model is not None and model.spec is not None and (faults := _faults(model)):
-            raise UnsupportedModel("; ".join(faults))
+            raise UnsupportedModel(said + "; ".join(faults))
     return verifier, drafter
 
 
