@@ -12,7 +12,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,14 @@ import torch
 
 from specdec_plugins import __version__
 from specdec_plugins.commands.card import SUBFOLDER, write_card
+from specdec_plugins.commands.draft import ON_CARDS
 from specdec_plugins.commands.draft_text import LEAST_LINES, Text, read_text, requests_of
 from specdec_plugins.commands.runner import option_name
 from specdec_plugins.commands.watch import duration
 from specdec_plugins.cpus import usual_threads
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.requests import Request
-from specdec_plugins.formats.drafter_folder import Record, read
+from specdec_plugins.formats.drafter_folder import Record, read, read_record
 from specdec_plugins.formats.errors import brief
 from specdec_plugins.formats.files import write
 from specdec_plugins.formats.folder import Pair, save_drafter, save_folder
@@ -336,12 +337,16 @@ class Work:
         }
         words = [word for name, value in given.items() if value is not None for word in (option_name(name), str(value))]
         own = ["--drafter-options", *options.drafter_options] if options.drafter_options else []
+        said = {name: getattr(options, name) for name in ON_CARDS}
+        with suppress(OSError, ValueError):  # none before the first end; --card may have changed it since
+            earlier = read_record(Path(options.output) / SUBFOLDER)
+            said = {name: value or getattr(earlier, name) for name, value in said.items()}
         return Record(
             model=brief(options.named),
             source_lang=self.languages[0] or config.source_lang,
             target_lang=self.languages[1] or config.target_lang,
             multilingual=any(self.languages),
-            data=options.data or brief(Path(options.sources).name),
+            data=said["data"] or brief(Path(options.sources).name),
             data_sha256=text.digest,
             trained=len(training.pairs),
             held_out=len(text.held),
@@ -356,8 +361,8 @@ class Work:
             machine=machine(),
             command=("specdec-draft", brief(options.named), *words, *own),
             specdec=__version__,
-            licence=options.licence,
-            name=options.name,
+            licence=said["licence"],
+            name=said["name"],
         )
 
     def measured(self, drafter: DrafterModel, lines: Sequence[str]) -> dict[int, float]:
