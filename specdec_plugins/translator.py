@@ -18,6 +18,7 @@ from specdec_plugins.decoding.requests import Hypothesis
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.engine import Engine
+from specdec_plugins.extras import needed
 from specdec_plugins.formats.folder import Pair, load_folder, with_drafter
 from specdec_plugins.options import (
     CALL_FIELDS,
@@ -306,6 +307,7 @@ def engine_of(pair: Pair, settings: Settings, drafter: Drafter | None = None) ->
     """The engine for a strategy: ours, or fairseq's generator."""
     if settings.strategy != "fairseq":
         return Engine(pair, settings, drafter)
-    from specdec_plugins.fairseq_engine import FairseqEngine
+    with needed("train", "strategy fairseq"):
+        from specdec_plugins.fairseq_engine import FairseqEngine
 
     return FairseqEngine(pair, settings)

@@ -27,6 +27,7 @@ from specdec_plugins.commands.runner import option_name
 from specdec_plugins.commands.watch import duration
 from specdec_plugins.cpus import usual_threads
 from specdec_plugins.decoding import drafters
+from specdec_plugins.decoding.loading import frequent
 from specdec_plugins.decoding.requests import Request
 from specdec_plugins.formats.drafter_folder import Record, read, read_record
 from specdec_plugins.formats.errors import brief
@@ -41,7 +42,6 @@ from specdec_plugins.training.drafting import FALL, Plan, Training, load
 from specdec_plugins.training.pairs import Pair as IdPair
 from specdec_plugins.training.pairs import line_of, read_pairs
 from specdec_plugins.training.precision import choose_kernels, keep_memory
-from specdec_plugins.training.token_ids import frequent
 from specdec_plugins.translator import Translator
 
 CHUNK = 256  # lines translated between two writes of their translations
