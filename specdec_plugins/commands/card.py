@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from string import Template
 
-from specdec_plugins.commands.draft import ON_CARDS
 from specdec_plugins.formats import drafter_folder, hub
 from specdec_plugins.formats.description import DrafterEntry
 from specdec_plugins.formats.drafter_folder import MAX_TEXT, Record
@@ -17,6 +16,7 @@ from specdec_plugins.formats.files import write
 
 TEMPLATE = Path(__file__).parents[1] / "templates" / "card.md"
 SUBFOLDER = "drafter"  # of what specdec-draft writes
+ON_CARDS = "data", "licence", "name"  # options that --card changes
 
 
 def rewrite(options: argparse.Namespace) -> str:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from specdec_plugins.commands import ready
+from specdec_plugins.commands.card import ON_CARDS, rewrite
 from specdec_plugins.commands.progress import Steps
 from specdec_plugins.commands.runner import Parser, command, number, out_of_range, same_file, whole
 from specdec_plugins.extras import needed
@@ -16,7 +17,6 @@ from specdec_plugins.formats.errors import brief, printable
 from specdec_plugins.settings import Fault
 
 MOST_MINUTES = 100_000.0
-ON_CARDS = "data", "licence", "name"  # options that --card changes
 
 
 def parser() -> Parser:
@@ -106,8 +106,6 @@ def check(options: argparse.Namespace) -> list[Fault]:
 def run(options: argparse.Namespace) -> None:
     """Train, estimate or write a card. Raises ValueError, OSError or ImportError."""
     if options.card:
-        from specdec_plugins.commands.card import rewrite
-
         return print(f"{printable(rewrite(options))}: written")
     ready.readable(options.sources)
     output = options.output and Path(options.output)

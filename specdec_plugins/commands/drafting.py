@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 from specdec_plugins import __version__
-from specdec_plugins.commands.card import SUBFOLDER, write_card
-from specdec_plugins.commands.draft import ON_CARDS
+from specdec_plugins.commands.card import ON_CARDS, SUBFOLDER, write_card
 from specdec_plugins.commands.draft_text import LEAST_LINES, Text, read_text, requests_of
 from specdec_plugins.commands.runner import option_name
 from specdec_plugins.commands.watch import duration
