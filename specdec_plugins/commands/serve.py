@@ -218,7 +218,7 @@ def bound(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
 
 
 def require(options: argparse.Namespace) -> frozenset[str] | None:
-    """Refuse models, keys and folders that are missing, before torch loads. Returns the keys."""
+    """Refuse models, keys and folders that are missing, before the engine loads. Returns the keys."""
     keys = ready.keys(options.keys) if options.keys else None
     ready.writable_folder(options.glossaries)
     for _, own in models_of(options):
