@@ -6,6 +6,7 @@
 'Ein Hund rennt.'
 """
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from specdec_plugins.decoding.requests import Hypothesis
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.engine import Engine
+from specdec_plugins.extras import needed
 from specdec_plugins.formats.folder import Pair, load_folder, with_drafter
 from specdec_plugins.options import (
     CALL_FIELDS,
@@ -57,7 +59,9 @@ class Translator:
 
     @classmethod
     @described(*SETTING_FIELDS)
-    def from_pretrained(cls, folder: str, drafter: Drafter | str | None = None, **settings: Unpack[AllSettings]) -> "Translator":
+    def from_pretrained(
+        cls, folder: str, drafter: Drafter | str | os.PathLike[str] | None = None, **settings: Unpack[AllSettings]
+    ) -> "Translator":
         """Load a model folder, ours or from Hugging Face. ``drafter`` replaces the folder's; it may name one of the folder's, the
         folder of another, or that of a smaller model with the same vocabulary. Folders may be ORG/NAME of the Hub. Raises
         ValueError, and TypeError for an unknown setting.
@@ -65,8 +69,10 @@ class Translator:
         Settings (those that shape no model may also be given to `translate`):
         """
         checked = settings_of(settings)
+        if drafter is not None and checked.draft_with:
+            raise OptionError([("drafter", "cannot be combined with `draft_with`")])
         pair = load_folder(folder, checked.device)
-        if isinstance(drafter, str):
+        if isinstance(drafter, str | os.PathLike):
             return cls(with_drafter(pair, drafter, checked.device), checked)
         return cls(pair, checked, drafter)
 
@@ -301,6 +307,7 @@ def engine_of(pair: Pair, settings: Settings, drafter: Drafter | None = None) ->
     """The engine for a strategy: ours, or fairseq's generator."""
     if settings.strategy != "fairseq":
         return Engine(pair, settings, drafter)
-    from specdec_plugins.fairseq_engine import FairseqEngine
+    with needed("train", "strategy fairseq"):
+        from specdec_plugins.fairseq_engine import FairseqEngine
 
     return FairseqEngine(pair, settings)

@@ -81,6 +81,9 @@ def test_demo_of_another_pair(monkeypatch, capsys):
     monkeypatch.setattr(demo, "ROUNDS", 1)
     assert demo.main(["--model", str(FOLDER), "--input", str(ROOT / "data/demo.txt"), "--batch-size", "8"]) == 0
     assert "== data" not in capsys.readouterr().out
+    assert demo.main(["--model", str(ROOT / "data/long.en-de"), "--input", str(ROOT / "data/demo.txt")]) == 0  # no drafter
+    out = capsys.readouterr().out
+    assert "long.en-de has no drafter" in out and "exact" not in out and "tolerant" not in out
     assert demo.main(["--model", str(FOLDER)]) == 2
     assert "--input is missing" in capsys.readouterr().err
 

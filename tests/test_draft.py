@@ -139,8 +139,13 @@ def test_the_drafter_alone_is_what_the_model_has(folder, made, text, tmp_path):
     assert alone.tensors.keys() == whole.tensors.keys() and replace(alone, tensors={}) == replace(whole, tensors={})
     assert all(np.array_equal(alone.tensors[name], tensor) for name, tensor in whole.tensors.items())
     shutil.copytree(made, tmp_path / "again")
-    more = ["--updates", "40", "--licence", "mit", "--data", "letters", "--name", "me/mine"]
-    assert draft.main(arguments(folder, text, tmp_path / "again", *more)) == 0
+    shutil.rmtree(tmp_path / "again/drafter")
+    odd = shutil.copy(text, tmp_path / "a\nb\udcff")
+    assert draft.main(arguments(folder, odd, tmp_path / "again", "--updates", "40", "--licence", "mit", "--name", "me/mine")) == 0
+    record = drafter_folder.read_record(tmp_path / "again/drafter")
+    assert (record.licence, record.data, record.name) == ("mit", r"a b\udcff", "me/mine")
+    assert draft.main(["--card", str(tmp_path / "again"), "--data", "letters"]) == 0
+    assert draft.main(arguments(folder, odd, tmp_path / "again", "--updates", "40")) == 0  # keeps what the card was told
     record = drafter_folder.read_record(tmp_path / "again/drafter")
     assert (record.licence, record.data, record.name) == ("mit", "letters", "me/mine")
     assert "--model verifier --drafter me/mine" in (tmp_path / "again/drafter/README.md").read_text()

@@ -11,6 +11,7 @@ from test_sharing import RECORD
 
 from specdec_plugins.commands import pack, ready, translate
 from specdec_plugins.commands.translation.answers import identity
+from specdec_plugins.commands.translation.faults import decoding_faults
 from specdec_plugins.decoding.backends.cpu.binding import DTYPES
 from specdec_plugins.formats.drafter_folder import default
 from specdec_plugins.formats.folder import load_folder, save_drafter, save_folder, with_drafter
@@ -167,6 +168,24 @@ def test_the_name_of_one_of_the_models_comes_first(tmp_path, monkeypatch):
     (tmp_path / "glide").mkdir()
     assert ready.trained_drafter("glide", str(PAIR)) == "glide"
     assert with_drafter(load_folder(PAIR, "cuda"), "glide").drafter.code == "glide"
+    pair = load_folder(PAIR)
+    save_drafter(pair.others[0], pair.verifier, RECORD, tmp_path / "glide")
+    for name in ("./glide", "glide/"):
+        folder = ready.trained_drafter(name, str(PAIR))
+        assert with_drafter(pair, folder).drafter.code == "block_causal", name
+
+
+def test_what_is_resumed_names_the_drafter(tmp_path, monkeypatch):
+    """Whatever folders lie here."""
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for name in ("glide", "block_causal"):
+        (tmp_path / name).mkdir()
+        options = translate.parser().parse_args(["--model", str(PAIR), "--drafter", name])
+        assert not list(decoding_faults(options))
+        translate.require(options)
+        found.append(identity(options))
+    assert found[0] != found[1]
 
 
 def packed(tmp_path, capsys, *options, status=0):

@@ -131,6 +131,18 @@ def test_a_damaged_folder_is_one_line(copied, capfd, change, said):
     assert len(lines) == 1 and lines[0].startswith("specdec-translate: error: ") and said in lines[0], lines
 
 
+def test_a_drafter_of_another_model_is_refused_as_such(folder, capsys):
+    assert translate.main(["--model", str(OTHER), "--drafter", str(folder), "-i", str(ROOT / "data" / "demo.txt")]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("specdec-translate: error: the drafter does not fit this model: "), said
+
+
+def test_python_takes_a_drafter_by_path_and_no_other_beside(folder):
+    assert Translator.from_pretrained(str(OTHER), drafter=OTHER).engine.drafter_name == "glide"
+    with pytest.raises(ValueError, match="drafter cannot be combined with draft_with"):
+        Translator.from_pretrained(str(PAIR), drafter=str(folder), draft_with="ngram")
+
+
 def test_a_drafter_is_no_model(folder):
     for loaded in (ready.model, load_folder):
         with pytest.raises(ValueError, match=r"fast: (a drafter; name its model with --model|not a model folder)"):
@@ -195,6 +207,10 @@ def test_a_card_says_what_it_knows(folder):
     fields, body = front_matter(card(replace(entry, code="package:My Drafter\n# x"), record))
     assert "--drafter me/fast -s en -t fr_XX -i" in body and fields["language"] == ["en", "fr"]
     assert r"a \| b \<script\> \[x\](y) \`c\`" in body and "\n# x" not in body
+    record = replace(RECORD, model="a` <b> `", gain={"1 | <i>": 1.5})
+    _, body = front_matter(card(entry, record))
+    assert r"batch size 1 \| \<i\> | 1.50 |" in body
+    assert all(line.startswith("    ") for line in body.splitlines() if "<b>" in line and r"\<b\>" not in line)
 
 
 def test_a_card_is_written_anew_with_what_is_given(copied, tmp_path, capsys):
@@ -231,6 +247,7 @@ def test_what_a_card_cannot_be_of(copied, tmp_path, capsys):
         (2, [copied, "--data", "two\nlines"], "--data is not one line of at most 500 characters"),
         (2, [copied, "--estimate"], "--estimate cannot be combined with --card"),
         (2, [copied, "--sources", "x", "--output", "y"], "--sources cannot be combined with --card; --output cannot"),
+        (2, [copied, "--minutes", "3", "-s", "de"], "--minutes cannot be combined with --card; --source-lang cannot"),
     ):
         assert said in refused(capsys, status, "--card", *options)
     good = (copied / "drafter.json").read_text()
@@ -416,7 +433,10 @@ def test_a_server_takes_a_drafter(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(Translator, "from_pretrained", lambda *given, **_: taken.append(given) or sys.exit(3))
     with pytest.raises(SystemExit):
         serve.main(["--config", str(path), "--port", "0"])
-    assert taken == [(str(PAIR), str(folder))]
+    path.write_text(f'[model.a]\nfolder = "{PAIR}"\ndrafter = ""\n')
+    with pytest.raises(SystemExit):
+        serve.main(["--config", str(path), "--port", "0"])
+    assert taken == [(str(PAIR), str(folder)), (str(PAIR), None)]
 
 
 def test_a_model_of_the_hub_is_recorded_with_its_commit(served, environment, tmp_path):

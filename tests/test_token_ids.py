@@ -18,11 +18,12 @@ from test_one_file_codec import CHARACTERS, LANGUAGES, SYMBOLS
 from test_training import run_train_sh
 
 from specdec_plugins.commands import pack
+from specdec_plugins.decoding.loading import frequent
 from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier, without
 from specdec_plugins.formats.folder import Pair, load_folder, save_folder
 from specdec_plugins.model.spec import Output, Symbols
 from specdec_plugins.text.codec import CodecConfig
-from specdec_plugins.training.token_ids import binarise, counts_of, dictionary, frequent, token_ids
+from specdec_plugins.training.token_ids import binarise, counts_of, dictionary, token_ids
 from specdec_plugins.translator import Translator
 
 SIZE = 40

@@ -9,6 +9,7 @@ from conftest import ROOT
 
 from specdec_plugins import Translator
 from specdec_plugins.decoding.compiled import library
+from specdec_plugins.formats.folder import load_folder
 
 LINES = (ROOT / "data" / "demo.txt").read_text(encoding="utf-8").splitlines()[:6]
 CASES = {
@@ -86,6 +87,7 @@ sys.exit(main())"""
     [
         (["--device", "cuda"], "device cuda needs a package that is not installed"),
         (["--dtype", "float16"], "data type float16 on CPUs needs a package that is not installed"),
+        (["--strategy", "fairseq"], "strategy fairseq needs a package that is not installed"),
     ],
 )
 def test_what_needs_pytorch_says_so(options, said):
@@ -94,4 +96,15 @@ def test_what_needs_pytorch_says_so(options, said):
     done = run(code, "--model", str(ROOT / "data" / "demo.en-de"), *options)
     assert done.returncode == 1, done.stderr
     (line,) = done.stderr.splitlines()
-    assert said in line and "[torch]" in line
+    assert said in line and ("[train]" if "fairseq" in options else "[torch]") in line
+
+
+def test_a_drafter_is_packed(tmp_path):
+    """With the tokens that it may draft."""
+    (tmp_path / "text").write_text("Ein Hund rennt .\n", encoding="utf-8")
+    code = "import sys; sys.modules['torch'] = None\nfrom specdec_plugins.commands.pack import main\nsys.exit(main())"
+    pair, options = str(ROOT / "data" / "demo.en-de"), ["--draft-vocabulary", str(tmp_path / "text"), "--output"]
+    done = run(code, "--verifier", pair, "--drafter", pair, *options, str(tmp_path / "packed"))
+    assert done.returncode == 0, done.stderr
+    tensors = load_folder(tmp_path / "packed").drafter.tensors
+    assert 4 < len(tensors["decoder.draft_vocabulary"]) <= 9

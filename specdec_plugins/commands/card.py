@@ -16,6 +16,7 @@ from specdec_plugins.formats.files import write
 
 TEMPLATE = Path(__file__).parents[1] / "templates" / "card.md"
 SUBFOLDER = "drafter"  # of what specdec-draft writes
+ON_CARDS = "data", "licence", "name"  # options that --card changes
 
 
 def rewrite(options: argparse.Namespace) -> str:
@@ -27,7 +28,7 @@ def rewrite(options: argparse.Namespace) -> str:
         entry, record = drafter_folder.read(folder).drafter, drafter_folder.read_record(folder)
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"{folder}: no {drafter_folder.NAME} in it; specdec-draft writes one when it trains") from None
-    given = {name: getattr(options, name) for name in ("data", "licence", "name")}
+    given = {name: getattr(options, name) for name in ON_CARDS}
     if changes := {name: value for name, value in given.items() if value is not None}:
         record = replace(record, **changes)
         drafter_folder.write_description(folder, entry, record)
@@ -59,7 +60,7 @@ def card(entry: DrafterEntry, record: Record) -> str:
         model=f"[{plain(base)}](https://huggingface.co/{base})" if base else plain(model),
         use=shlex.join(use),
         arguments=f"{json.dumps(model)}, drafter={json.dumps(name)}",
-        table="\n".join(f"| {what} | {plain(said)} |" for what, said in rows),
+        table="\n".join(f"| {plain(what)} | {plain(said)} |" for what, said in rows),
         held_out=f"{record.held_out:,}",
         dtype=plain(record.dtype),
         threads=f"{record.threads} thread" + "s" * (record.threads != 1),

@@ -59,8 +59,10 @@ def show(model: Path, text: Path, batch_size: int) -> None:
             "specdec, exact" + f", {each.code}" * (number > 0): Translator(pair.drafting(each), Settings(strategy="specdec"))
             for number, each in enumerate(pair.drafters)
         },
-        f"specdec, beta {BETA}, tau {TAU}": Translator(pair, Settings(beta=BETA, tau=TAU, block_size="auto")),
     }
+    if pair.drafters:
+        tolerant = Settings(beta=BETA, tau=TAU, block_size="auto")
+        translators[f"specdec, beta {BETA}, tau {TAU}"] = Translator(pair, tolerant)
     seconds: dict[str, list[float]] = {name: [] for name in translators}
     results: dict[str, list[Translation]] = {}
     for _ in range(1 + ROUNDS):  # interleaved, so that drifts in the machine's speed affect all
@@ -70,13 +72,15 @@ def show(model: Path, text: Path, batch_size: int) -> None:
             seconds[name].append(decoding_seconds(translator) - before)
 
     shown = list(results.values())
-    for line, plain, *others in zip(lines, *shown[:2], shown[-1]):
+    for line, plain, *others in zip(lines, *shown[:2], *shown[2:][-1:]):
         print(f"source    {line}\nar        {plain.text}  ({passes(plain)})")
         for name, found in zip(("exact", "tolerant"), others):
             print(f"{name:9} {'the same' if found.tokens == plain.tokens else found.text}  ({passes(found)})")
         print()
     print(f"{len(lines)} sentences, batch size {batch_size}, without text processing; median of {ROUNDS} rounds:\n")
     print(table(translators, results, seconds))
+    if not pair.drafters:
+        print(f"\n{pair.name} has no drafter to compare with: docs/train.md trains one")
     if SHIPPED.get(model.name) == text.name and model.parent == DATA:
         print("\n" + comparison(model.name, pair, lines))
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from specdec_plugins.commands import ready
+from specdec_plugins.commands.card import ON_CARDS, rewrite
 from specdec_plugins.commands.progress import Steps
 from specdec_plugins.commands.runner import Parser, command, number, out_of_range, same_file, whole
 from specdec_plugins.extras import needed
@@ -92,9 +93,9 @@ def check(options: argparse.Namespace) -> list[Fault]:
     if options.data is not None and (len(options.data) > MAX_TEXT or printable(options.data) != options.data):
         faults.append(("data", f"is not one line of at most {MAX_TEXT} characters"))
     if options.card:
-        faults += [
-            (name, "cannot be combined with --card") for name in ("sources", "output", "estimate") if getattr(options, name)
-        ]
+        usual, own = parser(), ("model", "card", *ON_CARDS)
+        given = [name for name, value in vars(options).items() if name not in own and value != usual.get_default(name)]
+        faults += [(name, "cannot be combined with --card") for name in given]
     elif not options.estimate:
         faults += [(name, "is missing") for name in ("sources", "output") if getattr(options, name) is None]
         if same_file(options.model, options.output):
@@ -105,8 +106,6 @@ def check(options: argparse.Namespace) -> list[Fault]:
 def run(options: argparse.Namespace) -> None:
     """Train, estimate or write a card. Raises ValueError, OSError or ImportError."""
     if options.card:
-        from specdec_plugins.commands.card import rewrite
-
         return print(f"{printable(rewrite(options))}: written")
     ready.readable(options.sources)
     output = options.output and Path(options.output)

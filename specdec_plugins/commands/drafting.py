@@ -12,7 +12,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,16 @@ from typing import Any
 import torch
 
 from specdec_plugins import __version__
-from specdec_plugins.commands.card import SUBFOLDER, write_card
+from specdec_plugins.commands.card import ON_CARDS, SUBFOLDER, write_card
 from specdec_plugins.commands.draft_text import LEAST_LINES, Text, read_text, requests_of
 from specdec_plugins.commands.runner import option_name
 from specdec_plugins.commands.watch import duration
 from specdec_plugins.cpus import usual_threads
 from specdec_plugins.decoding import drafters
+from specdec_plugins.decoding.loading import frequent
 from specdec_plugins.decoding.requests import Request
-from specdec_plugins.formats.drafter_folder import Record, read
+from specdec_plugins.formats.drafter_folder import Record, read, read_record
+from specdec_plugins.formats.errors import brief
 from specdec_plugins.formats.files import write
 from specdec_plugins.formats.folder import Pair, save_drafter, save_folder
 from specdec_plugins.formats.spec import DrafterModel, fingerprint
@@ -39,7 +41,6 @@ from specdec_plugins.training.drafting import FALL, Plan, Training, load
 from specdec_plugins.training.pairs import Pair as IdPair
 from specdec_plugins.training.pairs import line_of, read_pairs
 from specdec_plugins.training.precision import choose_kernels, keep_memory
-from specdec_plugins.training.token_ids import frequent
 from specdec_plugins.translator import Translator
 
 CHUNK = 256  # lines translated between two writes of their translations
@@ -311,9 +312,9 @@ class Work:
         (output / SUBFOLDER).mkdir(exist_ok=True)
         names = sorted(
             (path.relative_to(temporary) for path in temporary.rglob("*") if path.is_file()),
-            key=lambda path: path.name == "model.json",
+            key=lambda path: path.suffix == ".json",
         )
-        for name in names:  # model.json last: until then this is no model folder, or still the earlier one
+        for name in names:  # the descriptions last: until then this is no model folder, or still the earlier one
             os.replace(temporary / name, output / name)
         shutil.rmtree(temporary)
         made = f"{found.tokens:.2f} tokens a pass after {training.updates:,} updates"
@@ -335,12 +336,16 @@ class Work:
         }
         words = [word for name, value in given.items() if value is not None for word in (option_name(name), str(value))]
         own = ["--drafter-options", *options.drafter_options] if options.drafter_options else []
+        said = {name: getattr(options, name) for name in ON_CARDS}
+        with suppress(OSError, ValueError):  # none before the first end; --card may have changed it since
+            earlier = read_record(Path(options.output) / SUBFOLDER)
+            said = {name: value or getattr(earlier, name) for name, value in said.items()}
         return Record(
-            model=options.named,
+            model=brief(options.named),
             source_lang=self.languages[0] or config.source_lang,
             target_lang=self.languages[1] or config.target_lang,
             multilingual=any(self.languages),
-            data=options.data or Path(options.sources).name,
+            data=said["data"] or brief(Path(options.sources).name),
             data_sha256=text.digest,
             trained=len(training.pairs),
             held_out=len(text.held),
@@ -353,10 +358,10 @@ class Work:
             dtype=self.dtype,
             threads=self.threads,
             machine=machine(),
-            command=("specdec-draft", options.named, *words, *own),
+            command=("specdec-draft", brief(options.named), *words, *own),
             specdec=__version__,
-            licence=options.licence,
-            name=options.name,
+            licence=said["licence"],
+            name=said["name"],
         )
 
     def measured(self, drafter: DrafterModel, lines: Sequence[str]) -> dict[int, float]:

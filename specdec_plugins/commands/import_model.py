@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from specdec_plugins.commands import ready
 from specdec_plugins.commands.progress import Steps
 from specdec_plugins.commands.runner import Parser, command, print_sizes
+from specdec_plugins.extras import needed
 from specdec_plugins.settings import Fault
 
 
@@ -56,7 +57,8 @@ def run(options: argparse.Namespace) -> None:
         print_sizes(save_folder(pair, options.output, options.half), options.output)
         del pair
     if options.check is not None:
-        from specdec_plugins.measure.certificate import certify
+        with needed("torch", "--check"):
+            from specdec_plugins.measure.certificate import certify
         from specdec_plugins.text.lines import read_lines
 
         lines = list(read_lines(options.check)) if options.check else None

@@ -127,7 +127,7 @@ def frequent_in(path: Path, target: "Vocabulary") -> list[int]:
 
     Raises ValueError if the file is empty or not in the vocabulary's subwords.
     """
-    from specdec_plugins.training.token_ids import frequent
+    from specdec_plugins.decoding.loading import frequent
 
     counts = Counter(symbol for line in read_lines(path) for symbol in line.split())
     total, unknown = counts.total(), sum(count for symbol, count in counts.items() if symbol not in target.numbers)

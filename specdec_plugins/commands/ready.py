@@ -39,7 +39,7 @@ def trained_drafter(name: str, model_folder: str) -> str:
     if name in own:
         return name
     try:
-        folder = hub.find_drafter(name)
+        folder = hub.find_drafter(name).absolute()  # which no drafter of the model is called
     except ValueError as error:
         names = f"; drafters of {model_folder}: {', '.join(map(brief, own))}" if own and "/" not in name else ""
         raise ValueError(f"{error}{names}") from None

@@ -218,7 +218,7 @@ def bound(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
 
 
 def require(options: argparse.Namespace) -> frozenset[str] | None:
-    """Refuse models, keys and folders that are missing, before torch loads. Returns the keys."""
+    """Refuse models, keys and folders that are missing, before the engine loads. Returns the keys."""
     keys = ready.keys(options.keys) if options.keys else None
     ready.writable_folder(options.glossaries)
     for _, own in models_of(options):
@@ -250,7 +250,7 @@ def run(options: argparse.Namespace) -> None:
     limits = Limits(*bounds, per_minute=options.max_per_minute, quota=options.quota)
     threads = [EngineThread() for _ in range(SESSIONS)]
     loads = [
-        partial(load, name, own.model, own.drafter, settings_of(own), own.rows, own.queue, threads)
+        partial(load, name, own.model, own.drafter or None, settings_of(own), own.rows, own.queue, threads)
         for name, own in models_of(options)
     ]
     try:

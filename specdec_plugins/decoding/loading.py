@@ -3,7 +3,8 @@
 D width, V vocabulary.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from specdec_plugins.formats.spec import (
 # A drafter may restrict its output to the tokens listed here (FR-Spec, Zhao et al. 2025): a few thousand make up most text, and
 # the other logits would be half of a shallow drafter's work.
 DRAFT_VOCABULARY = "decoder.draft_vocabulary"
+DRAFTED = 0.99  # fraction of a text's tokens that can be drafted: benchmarks/README.md
 COPY = "decoder.copy_attn.weight"
 SUCCESSOR = "decoder.successor"
 POSITIONS = "encoder.embed_positions.weight"
@@ -42,9 +44,9 @@ def checked(verifier: Verifier, drafter: DrafterModel | None) -> tuple[Verifier,
     verifier = replace(verifier, tensors=arrays(verifier.tensors))
     if drafter is not None and drafter.spec is not None:
         drafter = _shared(verifier, replace(drafter, tensors=arrays(drafter.tensors)))
-    for model in (verifier, drafter):
+    for model, said in (verifier, ""), (drafter, "the drafter does not fit this model: "):
         if model is not None and model.spec is not None and (faults := _faults(model)):
-            raise UnsupportedModel("; ".join(faults))
+            raise UnsupportedModel(said + "; ".join(faults))
     return verifier, drafter
 
 
@@ -81,6 +83,17 @@ def _faults(model: Model | DrafterModel) -> list[str]:
     if COPY in tensors and len({sides[0].width, sides[1].width, sides[1].key_width}) > 1:
         faults.append("a source copy with an encoder, a decoder and keys of different widths")
     return faults
+
+
+def frequent(counts: Counter[int], special: Iterable[int]) -> list[int]:
+    """The fewest tokens that make up `DRAFTED` of a text, and these special ones, ascending."""
+    left, tokens = DRAFTED * counts.total(), set(special)
+    for token, count in counts.most_common():
+        if left <= 0:
+            break
+        tokens.add(token)
+        left -= count
+    return sorted(tokens)
 
 
 def vocabulary_faults(tokens: np.ndarray, size: int) -> list[str]:

@@ -6,12 +6,13 @@ from pathlib import Path
 import torch
 from fairseq.models import BaseFairseqModel, register_model, register_model_architecture
 
+from specdec_plugins.decoding.loading import frequent
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, network_of
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.formats.spec import Model, fingerprint
 from specdec_plugins.training.drafting import trainable
-from specdec_plugins.training.token_ids import counts_of, frequent
+from specdec_plugins.training.token_ids import counts_of
 
 
 @register_model("drafter")

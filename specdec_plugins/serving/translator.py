@@ -1,6 +1,7 @@
 """`AsyncTranslator`: a translator for asyncio."""
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
@@ -77,7 +78,7 @@ class AsyncTranslator:
     @classmethod
     @described(*SETTING_FIELDS)
     def from_pretrained(
-        cls, folder: str, drafter: Drafter | str | None = None, **settings: Unpack[AllSettings]
+        cls, folder: str, drafter: Drafter | str | os.PathLike[str] | None = None, **settings: Unpack[AllSettings]
     ) -> "AsyncTranslator":
         """Load a model folder as `Translator.from_pretrained` does. Settings:"""
         return cls(Translator.from_pretrained(folder, drafter, **settings))

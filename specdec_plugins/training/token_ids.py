@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 RESERVED = 4  # <s>, <pad>, </s>, <unk>
 LANGUAGES = "source", "target"
 VALID, MOST = 100, 1000  # one pair in VALID is for validation, at most MOST
-DRAFTED = 0.99  # fraction of a text's tokens that can be drafted: benchmarks/README.md
 Pair = tuple[Sequence[int], Sequence[int]]
 
 
@@ -48,17 +47,6 @@ def token_ids(data: Tensor, symbols: Symbols, end: int) -> Tensor:
     """Token ids for indices of a `dictionary`; ``end`` replaces fairseq's end of sentence."""
     special = data.new_tensor([symbols.start, symbols.pad, end, symbols.mask])
     return torch.where(data < RESERVED, special[data.clamp(max=RESERVED - 1)], data - RESERVED)
-
-
-def frequent(counts: Counter[int], special: Iterable[int]) -> list[int]:
-    """The fewest tokens that make up `DRAFTED` of a text, and these special ones, ascending."""
-    left, tokens = DRAFTED * counts.total(), set(special)
-    for token, count in counts.most_common():
-        if left <= 0:
-            break
-        tokens.add(token)
-        left -= count
-    return sorted(tokens)
 
 
 def binarise(pairs: Iterable[Pair], sizes: tuple[int, int], folder: Path) -> dict[str, int]:

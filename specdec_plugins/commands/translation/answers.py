@@ -7,6 +7,7 @@ import argparse
 import hashlib
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -251,8 +252,10 @@ def identity(options: argparse.Namespace) -> dict[str, Any]:
     if options.glossary:
         settings["glossary"] = f"of content {hashlib.sha256(Path(options.glossary).read_bytes()).hexdigest()[:12]}"
     if options.model:
-        folders = [Path(folder) for folder in (options.model, options.drafter) if folder and Path(folder).is_dir()]
-        if options.drafter and not Path(options.drafter).is_dir():  # one of the model's
+        folders = [Path(options.model)]
+        if options.drafter and os.path.isabs(options.drafter):
+            folders.append(Path(options.drafter))
+        elif options.drafter:  # one of the model's
             settings["drafter"] = options.drafter
         paths = [path for folder in folders for path in sorted(folder.iterdir()) if path.is_file() and path.suffix != ".md"]
     else:
