@@ -70,7 +70,7 @@ class EngineGenerator:
         self.options, self.max_positions, self.unnumbered = options, models[0].max_decoder_positions(), 0
         self.length_penalty = 0.0 if options.unnormalized else options.lenpen
         weight = next(models[0].parameters())
-        self.device, self.dtype = weight.device, str(weight.dtype).removeprefix("torch.")
+        self.device, self.dtype = str(weight.device), str(weight.dtype).removeprefix("torch.")
         self.stats = DecodeStats()
 
     def how(self, line: int) -> dict[str, Any]:
