@@ -67,8 +67,7 @@ def test_a_recording_is_bound_to_memory_not_to_a_cache():
 def twin(cache):
     """Another cache on the same memory."""
     other = KVCache(1, 1, cache.data)
-    other.data = cache.data
-    other._locate()
+    other._take(cache.data)
     return other
 
 

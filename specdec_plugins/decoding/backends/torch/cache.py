@@ -1,42 +1,33 @@
-"""The KV cache, addressed by slot and absolute position.
-
-A query at position p attends to the positions up to p, so a refused token's entry is hidden at once and overwritten later, and
-rows of different lengths need no cropping, shifting or padding.
-
-L layers, R slots of capacity, B rows in use, T positions of capacity, Q positions written, W numbers per entry.
-"""
+"""PyTorch's KV cache, and masks. B rows in use, Q positions written, T positions, W numbers per entry."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from specdec_plugins.decoding.backends.cache import GrowingCache
 from specdec_plugins.decoding.backends.torch.tensors import send
 
 
-class KVCache:
-    """(L, R, T, W), growing along R and T. ``zeroed`` is for backends that mask: they multiply hidden entries by 0."""
+class KVCache(GrowingCache):
+    """In the data type and on the device of ``like``. Masks multiply hidden entries by 0, so they are zero at first."""
 
-    def __init__(self, layers: int, width: int, like: Tensor, zeroed: bool = True):
-        self.data = like.new_zeros(layers, 0, 0, width)
-        self.zeroed = zeroed
-        self._locate()
+    data: Tensor
 
-    def _locate(self) -> None:
-        """Cache what changes only when the cache grows: asking PyTorch in every pass costs a tenth of a pass."""
-        self.rows, self.capacity = self.data.shape[1:3]
-        self.layout = (self.data.data_ptr(), *self.data.stride()[:2])  # address; numbers from layer to layer, slot to slot
+    def __init__(self, layers: int, width: int, like: Tensor):
+        self._like = like.new_empty(0)
+        super().__init__(layers, width)
 
-    def reserve(self, rows: int, positions: int) -> None:
-        """Make room for so many slots and positions."""
-        if rows > self.rows or positions > self.capacity:
-            # Positions at least double, so that growth is amortised; a batch mostly asks for all its slots at once.
-            longer = max(positions, 2 * self.capacity, 32) if positions > self.capacity else self.capacity
-            make = self.data.new_zeros if self.zeroed else self.data.new_empty
-            grown = make(self.data.size(0), max(rows, self.rows), longer, self.data.size(3))
-            grown[:, : self.rows, : self.capacity] = self.data
-            self.data = grown
-            self._locate()
+    def room(self, *shape: int) -> Tensor:
+        return self._like.new_zeros(shape)
+
+    def duplicate(self, entries: Tensor) -> Tensor:
+        return entries.clone()
+
+    def _take(self, data: Tensor) -> None:
+        """Cache the layout: asking PyTorch in every pass costs a tenth of a pass."""
+        super()._take(data)
+        self.layout = data.data_ptr(), *data.stride()[:2]  # address; numbers from layer to layer, slot to slot
 
     def write(self, layer: int, slots: Tensor, positions: Tensor, entries: Tensor) -> None:
         """Store ``entries`` (B, Q, W) at ``positions`` (B, Q) of ``slots`` (B, 1)."""
@@ -74,14 +65,7 @@ class KVCache:
 
     @torch.inference_mode()
     def copy(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Copy the first positions of slots into others as if at once: ``moves`` are (old slot, new slot, positions)."""
-        moves = [move for move in moves if move[2]]
-        written = {new for _, new, _ in moves}
-        self.reserve(max(written, default=-1) + 1, 0)
-        read = [self.data[:, old, :positions] for old, _, positions in moves]
-        read = [each.clone() if old in written else each for each, (old, _, _) in zip(read, moves)]
-        for each, (_, new, positions) in zip(read, moves):
-            self.data[:, new, :positions] = each
+        super().copy(moves)
 
 
 def span(numbers: Sequence[int], device: torch.device) -> Tensor | slice:
