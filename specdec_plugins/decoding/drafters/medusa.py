@@ -77,9 +77,10 @@ class HeadsDrafter(Drafter):
         beginning: Callable[[Array], Array],
     ):
         self.model, self.verifier, self.length, self.heads, self.beginning = model, verifier, length, heads, beginning
+        self.unread = verifier.array(np.empty((0, verifier.spec.decoder.width), np.float32))  # states of no rows
 
     def start(self, rows: int, shared: object) -> HeadsState:
-        return HeadsState(self.model.start(rows), self.verifier.target_embeddings[:0], xp=self.model.xp)
+        return HeadsState(self.model.start(rows), self.unread, xp=self.model.xp)
 
     def admit(self, state: HeadsState, source: Source) -> None:
         state.cache.admit(source)
@@ -109,7 +110,7 @@ class HeadsDrafter(Drafter):
         state.replace(self.model.xp.stack([features[row, verdict.results(row)[-1]] for row in range(len(state.places))]))
 
     def bytes_for(self, request: Request) -> int:
-        encoded: int = self.verifier.target_embeddings.itemsize * self.verifier.spec.encoder.width  # kept for the beginning
+        encoded: int = self.unread.itemsize * self.verifier.spec.encoder.width  # kept for the beginning
         return self.model.bytes_for(len(request.tokens), 0) + encoded * len(request.tokens)
 
 
