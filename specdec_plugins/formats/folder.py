@@ -50,6 +50,7 @@ class Pair:
     config: CodecConfig
     alignment: Heads | None = None  # the verifier's heads that align best; None: not measured
     others: tuple[DrafterModel, ...] = ()
+    fingerprint: str | None = None  # of the verifier as its folder says; None: unknown
 
     @classmethod
     def open(cls, verifier: Model, drafter: DrafterModel | None, config: CodecConfig) -> "Pair":
@@ -96,9 +97,10 @@ def load_folder(folder: str | os.PathLike[str], device: str = "cpu") -> Pair:
         verifier, drafters = load(folder, described)  # type: ignore[arg-type]
         languages = described.source_lang, described.target_lang
         pair = Pair.open(verifier, None, CodecConfig(codec.name, str(folder), files, *languages, codec.options))
-        pair = dataclasses.replace(pair, alignment=described.alignment, others=drafters)
+        mark = described.verifier.fingerprint if isinstance(described, Description) else None
+        pair = dataclasses.replace(pair, alignment=described.alignment, others=drafters, fingerprint=mark)
         pair = pair.drafting(drafter_folder.default(drafters, device)) if drafters else pair
-        return _checked(pair, mark=described.verifier.fingerprint if isinstance(described, Description) else None)
+        return _checked(pair)
     except FileNotFoundError as error:
         raise ValueError(f"{folder}: not a model folder (no {Path(error.filename).name} in it)") from None
     except NotADirectoryError:
@@ -367,9 +369,9 @@ def _roles(name: str, verifier: Model | DrafterModel, drafter: Model | DrafterMo
     return verifier, drafter
 
 
-def _checked(pair: Pair, faults: Sequence[str] = (), mark: str | None = None, name: str = "") -> Pair:
-    """The pair, if its vocabularies fit its models. Warns about drafters that were trained for another verifier than this, whose
-    fingerprint is ``mark`` if known; ``name`` is the drafter's folder, if not the pair's."""
+def _checked(pair: Pair, faults: Sequence[str] = (), name: str = "") -> Pair:
+    """The pair, if its vocabularies fit its models. Warns about drafters that were trained for another verifier than
+    this; ``name`` is the drafter's folder, if not the pair's."""
     faults = list(faults)
     models: list[tuple[str, Model | DrafterModel]] = [("verifier", pair.verifier), *(("drafter", each) for each in pair.drafters)]
     for role, model in models:
@@ -387,7 +389,7 @@ def _checked(pair: Pair, faults: Sequence[str] = (), mark: str | None = None, na
     if faults:
         raise checkpoint.CheckpointError(f"{name or pair.name}: " + "; ".join(faults))
     marked = [each for each in pair.drafters if each.verifier is not None]
-    mark = mark or (spec.fingerprint(pair.verifier) if marked else None)
+    mark = pair.fingerprint or (spec.fingerprint(pair.verifier) if marked else None)
     for each in marked:
         if each.verifier != mark:
             which = f"{name or pair.name}: the drafter{f' {each.code}' if pair.others else ''}"
