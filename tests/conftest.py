@@ -6,13 +6,14 @@ import fcntl
 import functools
 import gc
 import importlib
+import json
 import logging
 import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -161,6 +162,20 @@ def make_batch(lengths, pad: int = 1, eos: int = 2, words: int = 24, left: bool 
         else:
             batch[row, :length] = sentence
     return batch
+
+
+def edit_json(path: Path, change: Callable[[dict], object]) -> None:
+    """Apply a change to the content of a JSON file."""
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.fixture
+def environment(served, tmp_path) -> dict[str, str]:
+    """For processes that take the stand-in ``served`` for the Hub."""
+    served.asked.clear()
+    return {"HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
 def run_python(*arguments, check: bool = True, timeout: float = 300, **environment) -> subprocess.CompletedProcess:

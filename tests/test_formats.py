@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, make_drafter, make_verifier, model_settings
+from conftest import ROOT, edit_json, make_drafter, make_verifier, model_settings
 from naive import altered, logits, random_model, side_of
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -447,14 +447,6 @@ def test_a_drafter_for_another_verifier_is_warned_of(pair, tmp_path, caplog, mon
     assert [record.getMessage() for record in caplog.records] == [message]
 
 
-def changed(folder, change):
-    """Apply a change to a folder's model.json."""
-    path = folder / "model.json"
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-
-
 def heads_of(content):
     return content["verifier"]["spec"]["encoder"]["attention"]
 
@@ -508,7 +500,7 @@ def test_a_folder_brings_no_code(pair, tmp_path, monkeypatch, code):
         load_folder(folder)
     assert not (folder / "executed").exists()
     (tmp_path / "beside.py").touch()
-    changed(folder, lambda content: content["drafter"].update(code="beside:drafter"))
+    edit_json(folder / "model.json", lambda content: content["drafter"].update(code="beside:drafter"))
     monkeypatch.syspath_prepend(tmp_path)
     assert load_folder(folder).drafter.code == "beside:drafter"
 
@@ -553,7 +545,7 @@ def test_damaged_descriptions_are_refused_by_name(pair, tmp_path, message):
 
     folder = tmp_path / "folder"
     save_folder(pair, folder)
-    changed(folder, DAMAGES[message])
+    edit_json(folder / "model.json", DAMAGES[message])
     with pytest.raises(ValueError, match=message):
         Translator(load_folder(folder), Settings(strategy="specdec"))
 
@@ -603,7 +595,7 @@ def test_a_folder_of_format_1_becomes_one_of_the_newest(tmp_path):
     assert_same(second.drafter, first.drafter)
     assert {**asdict(second.drafter), "tensors": None} == {**asdict(first.drafter), "tensors": None}
     assert second.drafter.code == "block_causal" and second.block_size == 6
-    changed(old, lambda c: c["verifier"]["settings"].update(encoder_alien=1))
+    edit_json(old / "model.json", lambda c: c["verifier"]["settings"].update(encoder_alien=1))
     with pytest.raises(ValueError, match="verifier: the engine does not support the unknown model option --encoder-alien 1"):
         load_folder(old)
 

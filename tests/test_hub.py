@@ -56,12 +56,6 @@ def served(tmp_path_factory):
     server.shutdown()
 
 
-@pytest.fixture
-def environment(served, tmp_path):
-    served.asked.clear()
-    return {"HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1"}
-
-
 def run(name, environment, status=0, fresh=False, **more):
     """What specdec-translate says of a model before it loads it: its error, or the folder that it takes. A fresh process shows
     that torch is not needed; a fork is sooner there."""

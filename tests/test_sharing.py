@@ -9,7 +9,7 @@ from pathlib import Path
 
 import hf_text
 import pytest
-from conftest import ROOT, run_forked, run_python
+from conftest import ROOT, edit_json, run_forked, run_python
 from hub_server import Hub
 from test_hf_translator import saved
 from test_hub import executed
@@ -103,14 +103,6 @@ def test_a_drafter_of_another_verifier_is_warned_of(copied, caplog, monkeypatch)
     assert [each.getMessage() for each in caplog.records] == [said]
 
 
-def edit(copied, change):
-    """Change the content of a folder's ``drafter.json``."""
-    path = copied / "drafter.json"
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-
-
 @pytest.mark.parametrize(
     "change, said",
     [
@@ -125,7 +117,7 @@ def edit(copied, change):
     ],
 )
 def test_a_damaged_folder_is_one_line(copied, capfd, change, said):
-    edit(copied, change)
+    edit_json(copied / "drafter.json", change)
     arguments = ["--model", PAIR, "--drafter", copied, "-i", ROOT / "data" / "docs.txt", "-o", copied / "out"]
     assert translate.main([*map(str, arguments), "--quiet"]) == 1
     lines = capfd.readouterr().err.splitlines()
@@ -269,7 +261,7 @@ def test_what_a_card_cannot_be_of(copied, tmp_path, capsys):
         ("more", 1),
         ("dtype", None),
     ):
-        edit(copied, lambda all, field=field, value=value: all["record"].update({field: value}))
+        edit_json(copied / "drafter.json", lambda all, field=field, value=value: all["record"].update({field: value}))
         said = refused(capsys, 1, "--card", copied)
         assert said.startswith(f"{copied / 'drafter.json'}: ") and field in said, (field, value, said)
         (copied / "drafter.json").write_text(good)
@@ -313,12 +305,6 @@ def served(folder, tmp_path_factory):
     server.publish("org/fast", other, "v1")
     yield server
     server.shutdown()
-
-
-@pytest.fixture
-def environment(served, tmp_path):
-    served.asked.clear()
-    return {"HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
 def found_for(name, environment, **more):
