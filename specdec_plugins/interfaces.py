@@ -44,7 +44,7 @@ class Texts(Translates, Protocol):
     def finish(
         self, source: Source, hypothesis: Hypothesis | None, sample: int, keep_bpe: bool, keep_tokens: bool
     ) -> Translation:
-        """An output with its text; None stands for none."""
+        """An output with its text; without a hypothesis, an empty one."""
 
 
 # Returns all outputs of all sentences as the options ask, by calling the function, which applies the rewriters that follow: for

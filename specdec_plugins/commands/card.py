@@ -86,7 +86,7 @@ def base_of(record: Record) -> str | None:
 
 
 def metadata(record: Record) -> str:
-    """The card's front matter in YAML, of which JSON's strings and lists are part."""
+    """The card's front matter: YAML, with strings and lists as JSON writes them."""
     codes = [re.split("[_-]", lang)[0].lower() for lang in (record.source_lang, record.target_lang)]
     fields = {
         "license": record.licence and record.licence.lower(),

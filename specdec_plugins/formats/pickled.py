@@ -30,7 +30,7 @@ STORAGES = {  # by torch's names
 
 
 class Refused(ValueError):
-    """What a file of weights has no use for; the message says what."""
+    """A file has something that weights do not need; the message says what."""
 
 
 class Storage(NamedTuple):

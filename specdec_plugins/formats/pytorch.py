@@ -54,7 +54,7 @@ def read(path: Path) -> Any:
 
 
 def aligned(storage: Storage, content: np.ndarray) -> np.ndarray:
-    """The bytes of a storage, of which there may be more; a copy if they are at an odd address. Raises ValueError."""
+    """The bytes of a storage, which begins ``content``; a copy if they are at an odd address. Raises ValueError."""
     size = storage.bytes
     if not 0 <= size <= len(content):
         raise ValueError(f"a storage of {storage.elements:,} elements, which the file does not have")
