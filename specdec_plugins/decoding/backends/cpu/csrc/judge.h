@@ -1,5 +1,5 @@
 // Which drafted tokens the verifier accepts and what it puts after them: by the exact or the tolerant rule (Xia et al. 2023,
-// section 3.3), or, in rows that sample, by the coupled or the rejection rule (acceptance/coupled.py, acceptance/rejection.py).
+// section 3.3), or, in rows that sample, by the coupled or the rejection rule (backends/torch/{coupled,rejection}.py).
 //
 // Position k of a row chooses the token after the first k tokens of its draft. K drafted tokens, V vocabulary.
 #pragma once
@@ -26,7 +26,7 @@ inline float log_sum_exp(const float* values, int64_t count, float most) {
     return most + logarithm(sum(total));
 }
 
-// A row's ban on repeated n-grams, with its committed tokens. The twin of `repeated` in constraints.py.
+// A row's ban on repeated n-grams, with its committed tokens. The twin of `repeated` in backends/torch/constraints.py.
 struct Repeats {
     int64_t size;  // n; 0: no ban
     const int64_t *prefix, *prefix_end;

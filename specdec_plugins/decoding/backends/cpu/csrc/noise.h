@@ -1,4 +1,4 @@
-// Random numbers that depend on nothing but a seed, a purpose, a position and a token: the twin of noise.py, which says more.
+// Random numbers that depend on nothing but a seed, a purpose, a position and a token: the twin of backends/torch/noise.py.
 // The random bits are the same; they come from Philox4x32-10 (Salmon et al. 2011).
 #pragma once
 

@@ -1,4 +1,4 @@
-// The judging of trees of drafted tokens: the twin of `longest_paths` (acceptance/tree.py). B rows, V vocabulary.
+// The judging of trees of drafted tokens: the twin of `longest_paths` (backends/torch/trees.py). B rows, V vocabulary.
 #pragma once
 
 #include <algorithm>
