@@ -13,7 +13,7 @@ from contextlib import suppress
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from threading import Thread
+from threading import Thread, local
 from typing import Any, Generic, TypeVar
 
 Task = TypeVar("Task")
@@ -31,7 +31,9 @@ class Workers(Generic[Task, Answer]):
 
     def __init__(self, count: int, build: Callable[[int], Callable[[Task], Answer]]):
         self.workers: list[Worker] = []
-        self.threads = ThreadPoolExecutor(count)
+        self.unclaimed: SimpleQueue[Worker] = SimpleQueue()
+        self.own = local()
+        self.threads = ThreadPoolExecutor(count, initializer=self._claim)
         try:
             self.workers += (Worker(number, build) for number in range(count))
             for worker in self.workers:
@@ -39,9 +41,8 @@ class Workers(Generic[Task, Answer]):
         except BaseException:
             self.stop()
             raise
-        self.idle: SimpleQueue[Worker] = SimpleQueue()
         for worker in self.workers:
-            self.idle.put(worker)
+            self.unclaimed.put(worker)
 
     def map(self, tasks: Iterable[Task]) -> Iterator[Answer]:
         """Yield the answers in the order of the tasks, which are consumed a few at a time.
@@ -56,12 +57,12 @@ class Workers(Generic[Task, Answer]):
         while waiting:
             yield waiting.popleft().result()
 
+    def _claim(self) -> None:
+        """Give this thread a worker for good, so that a task fails only after the task that ended its worker."""
+        self.own.worker = self.unclaimed.get()  # never waits: there are as many threads as workers
+
     def _ask(self, task: Task) -> Answer:
-        worker = self.idle.get()  # never waits: there are as many threads as processes
-        try:
-            return worker.ask(task)
-        finally:
-            self.idle.put(worker)
+        return self.own.worker.ask(task)
 
     def stop(self) -> None:
         """Terminate the processes, busy or not."""
