@@ -34,7 +34,7 @@ MOST_INPUTS = {"int4": (2**31 - 1) // (127 * 16 * 7), "int8": (2**31 - 1) // (12
 ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_tanh": 2, "swish": 3}
 NORMS = {"after": 0, "before": 1, "both": 2}
 TABLES = {"float32": 0, "bfloat16": 1, "float16": 2}  # data types of embeddings that passes read
-WIDENED = 1 << 20  # weights that are packed, and widened to float32 for it, at a time
+WIDENED = 1 << 14  # weights that are packed, and widened to float32 for it, at a time: they stay in the cache
 TILE = 32  # outputs computed together; all widths except the vocabulary's are multiples of it
 
 
