@@ -18,7 +18,6 @@ from specdec_plugins.translations import SourceTooLong, Translation
 
 LONGEST = 150  # words of a sentence; a longer one is split at a clause, where the model reads so many
 WRAPPED = 50  # characters of a line that may have been wrapped within a sentence
-PLACEHOLDERS = pattern()
 SPACES = {ord(character): " " for character in "\t\n\r\f\v"}
 
 
@@ -39,7 +38,7 @@ def translate_units(
 ) -> list[Placed | None]:
     """Translate units; None where a sentence was too long and skipped. Raises SourceTooLong with the unit's index.
 
-    ``placeholders``: protect what `PLACEHOLDERS` matches, except in units that are whole.
+    ``placeholders``: protect what `pattern` matches, except in units that are whole.
     """
     lang = choices.get("source_lang") or translator.engine.pair.config.source_lang
     language, most = two_letters(lang) or lang, min(LONGEST, translator.max_source // 3)
@@ -95,7 +94,7 @@ def protected(part: Part, placeholders: bool) -> list[Span] | None:
     code = [(mark.start, mark.end) for _, mark in part.marks if mark.start < mark.end]
     if part.whole or not placeholders:
         return code or None
-    return code + [match.span() for match in PLACEHOLDERS.finditer(part.text)]
+    return code + [match.span() for match in pattern().finditer(part.text)]
 
 
 def parts_of(unit: Unit, language: str, most: int) -> Iterator[Part]:
@@ -105,7 +104,7 @@ def parts_of(unit: Unit, language: str, most: int) -> Iterator[Part]:
     found = [trimmed] if unit.whole and text.strip() else []
     code = [(mark.start, mark.end) for mark in unit.marks if mark.start < mark.end]
     links = [(mark.start, unit.marks[mark.partner].start) for n, mark in marks if mark.link and mark.partner and mark.partner > n]
-    names = [] if unit.whole else [match.span() for match in PLACEHOLDERS.finditer(text)]
+    names = [] if unit.whole else [match.span() for match in pattern().finditer(text)]
     outline = text if unit.whole else outlined(text, code + names, links)
     for start, line in () if unit.whole else lines_of(text) if unit.lines else [(0, text)]:
         sentences = sentence_spans(outline[start : start + len(line)], language, most)
@@ -173,7 +172,7 @@ def has_letters(text: str, marks: Sequence[tuple[int, Mark]]) -> bool:
 
 
 def source_of(part: Part) -> Protected:
-    return Protected.of(part.text, None if part.whole else PLACEHOLDERS, protected(part, False))
+    return Protected.of(part.text, None if part.whole else pattern(), protected(part, False))
 
 
 def lost(part: Part, text: str) -> list[str]:

@@ -23,9 +23,10 @@ from specdec_plugins.text.endings import LANGUAGES_TOO, STRUCTURED, is_lines
 from specdec_plugins.text.languages import _CODES, _PARTS
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.numbers import missing_numbers
+from specdec_plugins.text.patterns import pattern
 from specdec_plugins.text.placing import Placed, Unit
 from specdec_plugins.translations import SourceTooLong, Translation
-from specdec_plugins.units import PLACEHOLDERS, translate_units
+from specdec_plugins.units import translate_units
 
 NAMES = ("txt", "md", "html", "po", "xlf", "json", "srt", "vtt", "csv", "tsv")
 WORDS = ["the", "red", "house", "of", "Mr.", "Smith", "isn't", "far", "away;", "go", "there", "naïve", "東京", "e.g.", "now"]
@@ -391,7 +392,7 @@ def test_po_entries_are_filled_and_doubtful_ones_are_fuzzy():
             else:
                 assert (filled.msgstr or filled.msgstr_plural[0]).split() == entry.msgid.swapcase().split()
                 assert marked.fuzzy and set(entry.flags) | {"fuzzy"} == set(marked.flags)
-                damaged = any(map(PLACEHOLDERS.search, (entry.msgid, entry.msgid_plural)))  # they are in another case
+                damaged = any(map(pattern().search, (entry.msgid, entry.msgid_plural)))  # they are in another case
                 assert filled.fuzzy == (damaged or entry.msgid.swapcase() == entry.msgid)
 
 

@@ -103,9 +103,9 @@ def test_steps_in_a_log_are_few_and_say_how_long_the_rest_takes(capsys, monkeypa
         steps.step("all", 2.0)
     assert capsys.readouterr().err.splitlines() == [
         "loading",
-        "half; 00:30 left",
+        "half; 0:00:30 left",
         "left out: x",
-        "all; 00:20 left",
+        "all; 0:00:20 left",
     ]
 
 

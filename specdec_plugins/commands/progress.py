@@ -2,8 +2,9 @@
 
 import sys
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from typing import Any, TextIO
 
 from specdec_plugins.formats.errors import printable
 
@@ -12,9 +13,33 @@ LOG_INTERVAL = 10.0  # seconds between two lines of `Steps` in a log
 
 def bar(items: Iterable | None = None, *, hidden: bool = False, **options) -> Any:
     """A tqdm bar, shown only in a terminal and unless ``hidden``; ``options`` are tqdm's."""
+    if hidden or not sys.stderr.isatty():
+        return NoBar(items)
     from tqdm import tqdm
 
-    return tqdm(items, disable=hidden or not sys.stderr.isatty(), file=sys.stderr, dynamic_ncols=True, **options)
+    return tqdm(items, file=sys.stderr, dynamic_ncols=True, **options)
+
+
+class NoBar:
+    """Stands for a bar that is not shown: importing tqdm takes as long as translating a sentence."""
+
+    def __init__(self, items: Iterable | None = None):
+        self.items = items
+
+    def __iter__(self) -> Iterator:
+        return iter(self.items or ())
+
+    def __enter__(self) -> "NoBar":
+        return self
+
+    def __exit__(self, *error) -> None: ...
+
+    def close(self) -> None: ...
+
+    def update(self, count: int = 1) -> None: ...
+
+    def write(self, text: str, file: TextIO) -> None:
+        print(text, file=file)
 
 
 class Steps:
@@ -26,7 +51,7 @@ class Steps:
 
     def step(self, what: str, done: float) -> None:
         """Step ``what`` begins after ``done`` of the total."""
-        if not self.bar.disable:
+        if not isinstance(self.bar, NoBar):
             self.bar.n = done
             self.bar.set_description_str(printable(what))
             return
@@ -34,7 +59,7 @@ class Steps:
         if now - self.shown >= LOG_INTERVAL:
             self.shown = now
             left = (now - self.began) * (self.total / done - 1) if done else 0.0
-            print(printable(what) + (f"; {self.bar.format_interval(left)} left" if left else ""), file=sys.stderr, flush=True)
+            print(printable(what) + (f"; {timedelta(seconds=round(left))} left" if left else ""), file=sys.stderr, flush=True)
 
     def warn(self, message: str) -> None:
         """Print a line that stays."""

@@ -4,7 +4,6 @@ import re
 
 from specdec_plugins.text.patterns import pattern
 
-PLACEHOLDERS = pattern()
 CODE = re.compile(
     r"[_/\\@#=$%{}<>|~^*+&\[\]0-9]|[.:]\w|^[.:-]|[a-z][A-Z]|^[a-z]+(?:-[a-z]+)+$|^(?:true|false|null)$"
 )  # in one word
@@ -25,4 +24,4 @@ def is_prose(text: str) -> bool:
         return False
     if len(text) <= LONGEST and DATE_PATTERN.fullmatch(text.strip()):
         return False
-    return any(map(str.isalpha, DATES.sub("", PLACEHOLDERS.sub("", TEMPLATE.sub("", text)))))
+    return any(map(str.isalpha, DATES.sub("", pattern().sub("", TEMPLATE.sub("", text)))))

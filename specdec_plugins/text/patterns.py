@@ -5,6 +5,7 @@ repetitions share no character. Names of code are ASCII; letters of other alphab
 """
 
 import re
+from functools import lru_cache
 
 LETTERS = r"A-Za-z0-9_\u00C0-\u024F"  # extend a name
 BEGIN, END = f"(?<![{LETTERS}])", f"(?![{LETTERS}])"
@@ -53,6 +54,7 @@ PATTERNS = {
 ORDERED = re.compile(r"%(?!\d+\$|[(%])|\{(?:![rsa])?(?::[^{}]*)?\}$|</?[A-Za-z]")
 
 
+@lru_cache(8)
 def pattern(more: str = "") -> re.Pattern[str]:
     """Everything that is protected. ``more`` is a further expression. Raises ValueError if it is not one."""
     try:

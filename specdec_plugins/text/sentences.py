@@ -27,7 +27,6 @@ _END = re.compile(rf"([.!?…]+)[{re.escape(_CLOSING)}]*$")
 _CLAUSE = re.compile(rf"[,;:–—][{re.escape(_CLOSING)}]*$")
 _SIGNS = re.compile(r"[=+*/|&<>:;,?!]+")  # as a word: begin no sentence
 _ITEM = re.compile(r"\([a-z0-9]{1,3}\)|[\"“«][^\s\"”»]+[\"”»]")  # (a), or a single word in quotes
-_CODE = pattern()
 _ELIDED = re.compile("(?<=[^\\W\\d_])['’]")  # ends an article: l'art.
 
 
@@ -95,7 +94,7 @@ def _ends(word: str, following: str, known: Abbreviations) -> bool:
     stem = word[: found.start()].strip(_OPENING + _CLOSING)
     if not stem and word[0] in _OPENING:  # a mark that is quoted
         return False
-    if word in ("?", "!") and _CODE.match(following):  # an operator
+    if word in ("?", "!") and pattern().match(following):  # an operator
         return False
     stem = _ELIDED.split(stem)[-1]
     if _begins_small(following):
@@ -106,7 +105,7 @@ def _ends(word: str, following: str, known: Abbreviations) -> bool:
 def _begins_small(word: str) -> bool:
     """Whether a word begins in lower case, and is neither code nor quoted nor the number of an item."""
     bare = word.lstrip(_OPENING)
-    return bare[:1].islower() and not (_ITEM.match(word) or _CODE.match(bare))
+    return bare[:1].islower() and not (_ITEM.match(word) or pattern().match(bare))
 
 
 def _closes(word: str) -> bool:
