@@ -118,6 +118,9 @@ def test_translations_equal_the_librarys(served):
     (own,), (found,) = expected(LINES[:1], {"alignments": True, "word_scores": True}), content["results"][0]["outputs"]
     assert [(tuple(each["source"]), tuple(each["target"])) for each in found["alignment"]] == own.alignment.links
     assert found["word_scores"] == pytest.approx(own.word_scores, abs=1e-4) and "alignment" not in one
+    assert len(found["token_scores"]) == len(found["tokens"]) + 1 and found["score"] <= 0
+    one = served.post(text=LINES[0])[1]["results"][0]["outputs"][0]
+    assert not {"score", "token_scores", "word_scores"} & one.keys()
     status, content = served.post(text="The file does not exist.", target="fra")
     assert status == 200 and content["model"] == "docs.en-fr" and content["target"] == "fr"
     assert served.ask("GET", "/v1/models")[2][1] == {"name": "docs.en-fr", "sources": ["en"], "targets": ["fr"]}

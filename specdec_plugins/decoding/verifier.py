@@ -54,8 +54,9 @@ class ModelVerifier(Verifier):
     def prefill(self, state: RowState, prefix: Prefix, tokens: Sequence[Sequence[int]]) -> list[list[float]]:
         """Read forced tokens after each row's prefix; a row without any reads nothing. Returns the scores that are wanted."""
         fresh = [[last, *row[:-1]] if row else [] for last, row in zip(prefix.last, tokens)]
-        said = self.model.read(state, Reading(fresh, list(map(len, prefix.outputs))))
-        return said.scores([row if request.scored else [] for request, row in zip(prefix.requests, tokens)])
+        scored = [row if request.scored else [] for request, row in zip(prefix.requests, tokens)]
+        firsts = [len(row) - len(some) for row, some in zip(tokens, scored)]  # no logits where no scores are wanted
+        return self.model.read(state, Reading(fresh, list(map(len, prefix.outputs)), firsts)).scores(scored)
 
     def commit(self, state: RowState, prefix: Prefix, draft: Draft, verdict: Verdict) -> None:
         """Move the cache entries of accepted tree paths to follow the prefix, where a chain's already are."""
