@@ -2,6 +2,7 @@
 
 import json
 import random
+from ctypes import byref
 from dataclasses import replace
 
 import pytest
@@ -13,9 +14,12 @@ from test_kernels import on_kernels, wide_verifier
 from test_tree_rules import RULES, given_pass
 from test_trees import KERNELS, Branching, random_tree
 
+from specdec_plugins import engine
 from specdec_plugins.commands import translate
+from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
-from specdec_plugins.decoding.backends.cpu.binding import DTYPES
+from specdec_plugins.decoding.backends.cpu.binding import DTYPES, Engine, address
+from specdec_plugins.decoding.backends.cpu.rules import Judging
 from specdec_plugins.decoding.constraints import Bounds, Constraints
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.options import Beam, Sampling, Tolerance, Tree
@@ -25,7 +29,6 @@ from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.trees import TreeDraft
 from specdec_plugins.decoding.values import Draft, Draws
 from specdec_plugins.decoding.verifier import ModelVerifier
-from specdec_plugins.engine import Engine
 from specdec_plugins.files import Options, TextFile
 from specdec_plugins.text.glossary import Glossary
 from specdec_plugins.translator import Translator
@@ -57,6 +60,22 @@ def test_a_verdict_has_the_scores_of_the_rows_that_want_them(rule, shape, kernel
             some = given_pass(logits, kernels).judge(draft, bounds, tolerances, draws, scored)
             assert some._replace(scores=whole.scores) == whole
             assert some.scores == [scores if wanted else [] for scores, wanted in zip(whole.scores, scored)]
+
+
+@KERNELS
+@pytest.mark.parametrize("kernels", compiled.available())
+def test_the_kernels_write_no_score_that_nobody_wants(kernels):
+    """Chains and trees, on every instruction set."""
+    library, logits = compiled.library(kernels), torch.randn(3, 4, 37, generator=torch.Generator().manual_seed(1)).numpy()
+    logits[..., :4] -= 9  # special tokens
+    team, bounds, scored = Engine(2, library), Bounds(Constraints(), [9] * 3, [0] * 3), [True, False, True]
+    tokens = [[int(values.argmax()) for values in row[:3]] for row in logits]
+    for draft in Draft(tokens), TreeDraft(tokens, [[-1, 0, 1]] * 3):
+        judging = Judging(4, draft, bounds, [Tolerance(), Tolerance(3, 9.0), Tolerance()], None, scored)
+        library.specdec_judge(team.pointer, address(logits), 3, 4, 37, byref(judging.call))
+        scores = [judging._scores[row * 4 : row * 4 + 4].tolist() for row in range(3)]
+        assert judging.verdict().accepted == [3] * 3
+        assert [all(score < 0 for score in row) for row in scores] == scored and not any(scores[1])
 
 
 KINDS = (
@@ -120,14 +139,14 @@ def test_outputs_do_not_depend_on_who_wants_scores(drafts, backend):
 @pytest.fixture
 def asked(monkeypatch):
     """Whether requests wanted scores."""
-    seen, request = [], Engine.request
+    seen, request = [], engine.Engine.request
 
-    def noted(engine, *arguments, **options):
-        made = request(engine, *arguments, **options)
+    def noted(*arguments, **options):
+        made = request(*arguments, **options)
         seen.append(made.scored)
         return made
 
-    monkeypatch.setattr(Engine, "request", noted)
+    monkeypatch.setattr(engine.Engine, "request", noted)
     return seen
 
 

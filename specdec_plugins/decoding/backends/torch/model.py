@@ -122,7 +122,7 @@ class TorchModel:
         tokens, positions, firsts, guesses, embeddings, parents, visible, want = reading
         executor, cache, sources = self.executor, state.cache, state.sources.cache
         firsts = firsts or [0] * len(tokens)
-        results = max(len(row) - first for row, first in zip(tokens, firsts))
+        results = max(1, *(len(row) - first for row, first in zip(tokens, firsts)))  # attention needs a query
         width = executor.round(max(map(len, tokens)), results)
         padding = executor.round(len(tokens)) - len(tokens)
         # One transfer to the device, not four. Padding rows read at position 0 of a source with one token.
