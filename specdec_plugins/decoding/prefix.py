@@ -76,6 +76,10 @@ class Prefix:
             for request, number, output in zip(self.requests, self.numbers, self.outputs)
         ]
 
+    def scored(self) -> list[bool]:
+        """The rows whose scores are wanted."""
+        return [request.scores for request in self.requests]
+
     def admit(self, requests: Sequence[Request]) -> None:
         """Append the groups of some requests, with nothing committed."""
         for request in requests:

@@ -28,7 +28,8 @@ class Request:
 
     ``tokens`` end with eos. Outputs have ``min_length`` to ``limit`` tokens before eos and begin with the ``forced`` ones, after
     those that the model prescribes. ``tolerance`` replaces the session's. With ``sampling``, output n uses ``seeds[n]`` (int64).
-    ``hint`` is an earlier translation, without eos. With ``no_repeat`` n > 0 no output repeats an n-gram.
+    ``hint`` is an earlier translation, without eos. With ``no_repeat`` n > 0 no output repeats an n-gram. ``scores``: whether the
+    scores of tokens are wanted, each a sum over the vocabulary; a beam search has them anyway.
     """
 
     index: int
@@ -42,6 +43,7 @@ class Request:
     hint: Sequence[int] = ()
     no_repeat: int = 0
     beam: Beam | None = None
+    scores: bool = True
 
     @property
     def rows(self) -> int:

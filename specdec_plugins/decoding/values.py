@@ -158,8 +158,8 @@ class Verdict(NamedTuple):
     """The number of accepted tokens in each row, and the verifier's own token after them.
 
     ``own`` tokens are *recovered* after a refusal, otherwise a *bonus*; None without a verifier. ``scores`` are log-probabilities
-    (nats) of the accepted tokens and the own one; ``cut`` marks own tokens that the length limit forced. ``paths`` are the
-    accepted nodes of a `TreeDraft`; None for a chain.
+    (nats) of the accepted tokens and the own one, [] in rows that want none; ``cut`` marks own tokens that the length limit
+    forced. ``paths`` are the accepted nodes of a `TreeDraft`; None for a chain.
     """
 
     accepted: list[int]
@@ -174,7 +174,8 @@ class Verdict(NamedTuple):
 
 
 class Iterations(NamedTuple):
-    """Iterations, one after the other, by row: the step, its committed tokens' scores, whether the limit forced the own token."""
+    """Iterations, one after the other, by row: the step, its committed tokens' scores (as in `Verdict`), whether the limit forced
+    the own token."""
 
     steps: list[Step]
     scores: list[list[float]]

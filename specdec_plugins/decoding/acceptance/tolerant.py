@@ -22,4 +22,4 @@ class TopBetaTau:
 
     def __call__(self, scores: Pass, draft: Draft, prefix: Prefix) -> Verdict:
         tolerances = [request.tolerance or self.tolerance for request in prefix.requests]
-        return scores.judge(draft, prefix.bounds(), tolerances, prefix.draws())
+        return scores.judge(draft, prefix.bounds(), tolerances, prefix.draws(), prefix.scored())

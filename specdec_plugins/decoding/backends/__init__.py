@@ -83,11 +83,17 @@ class Pass(Protocol):
         ...
 
     def judge(
-        self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
+        self,
+        draft: Draft,
+        bounds: Bounds,
+        tolerances: Sequence[Tolerance],
+        draws: Sequence[Draws | None] | None = None,
+        scored: Sequence[bool] | None = None,
     ) -> Verdict:
         """Judge the draft or trees that the pass read after each row's last token.
 
-        The rule is exact or tolerant, and in rows with ``draws`` the one that these name.
+        The rule is exact or tolerant, and in rows with ``draws`` the one that these name. Only ``scored`` rows get scores; None:
+        every row.
         """
         ...
 

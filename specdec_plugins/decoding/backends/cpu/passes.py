@@ -107,14 +107,20 @@ class CpuPass:
         return [scores[row * self.width :][: len(each)].tolist() for row, each in enumerate(tokens)]
 
     def judge(
-        self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
+        self,
+        draft: Draft,
+        bounds: Bounds,
+        tolerances: Sequence[Tolerance],
+        draws: Sequence[Draws | None] | None = None,
+        scored: Sequence[bool] | None = None,
     ) -> Verdict:
         if isinstance(draft, TreeDraft) and draws and rejecting(draws):
             import_pytorch("trees under the rejection rule")
             from specdec_plugins.decoding.backends.torch import trees
 
-            return trees.judge(self, draft, bounds, tolerances, draws)
-        judging, logits, engine = Judging(self.width, draft, bounds, tolerances, draws), self.logits(), self.model.engine
+            return trees.judge(self, draft, bounds, tolerances, draws, scored)
+        judging = Judging(self.width, draft, bounds, tolerances, draws, scored)
+        logits, engine = self.logits(), self.model.engine
         engine.library.specdec_judge(engine.pointer, address(logits), self.rows, self.width, logits.shape[2], byref(judging.call))
         return judging.verdict()
 

@@ -110,11 +110,17 @@ class Judging:
     """`JudgeCall` in calls.h, with memory for the verdict on a batch of drafts."""
 
     def __init__(
-        self, width: int, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None
+        self,
+        width: int,
+        draft: Draft,
+        bounds: Bounds,
+        tolerances: Sequence[Tolerance],
+        draws: Sequence[Draws | None] | None,
+        scored: Sequence[bool] | None,
     ):
-        """``width``: the pass's results of a row."""
+        """``width``: the pass's results of a row. ``scored``: the rows whose scores are wanted; None: all."""
         library, rows = kernels(), len(draft.tokens)
-        self.width = width
+        self.width, self.scored = width, [True] * rows if scored is None else scored
         self._rows = library.rows(
             "JudgeRow",
             drafted=map(len, draft.tokens),
@@ -122,6 +128,7 @@ class Judging:
             tau=[tolerance.tau for tolerance in tolerances],
             room=bounds.room,
             minimum=bounds.minimum,
+            scored=self.scored,
         )
         self._tokens, self._branches = integers(*draft.tokens), bool(draft.parents)
         self._parents = integers(*draft.parents)
@@ -147,7 +154,7 @@ class Judging:
         verdicts, scores, width = self._verdicts.tolist(), self._scores.tolist(), self.width
         accepted, own, cut = verdicts[::3], verdicts[1::3], verdicts[2::3]
         firsts = range(0, len(scores), width)
-        parts = [scores[first : first + count + 1] for first, count in zip(firsts, accepted)]
+        parts = [scores[first : first + (count + 1) * some] for first, count, some in zip(firsts, accepted, self.scored)]
         paths = (
             [self._paths[first : first + count].tolist() for first, count in zip(firsts, accepted)] if self._branches else None
         )

@@ -171,6 +171,7 @@ class Batch:
             room=bounds.room,
             minimum=bounds.minimum,
             unread=map(len, unread),
+            scored=rows.scored(),
             tau=[tolerance.tau for tolerance in tolerances],
             least=self.plan.least_of(requests),
         )
@@ -194,7 +195,8 @@ class Batch:
         sizes, accepted, owns, cut = (record[field::4] for field in range(4))
         tokens = [drafts[step * longest : step * longest + size] for step, size in enumerate(sizes)]
         firsts = range(0, len(scores), longest + 1)
-        parts = [scores[at : at + size + (own >= 0)] for at, size, own in zip(firsts, accepted, owns)]
+        wanted = self.rows.scored() * call.taken
+        parts = [scores[at : at + (size + (own >= 0)) * some] for at, size, own, some in zip(firsts, accepted, owns, wanted)]
         for number, (row, position) in enumerate(zip(self.alone, self.positions)):
             self.state.held[row] = position + call.taken + sum(accepted[number::rows])
         own = [None if each < 0 else each for each in owns]

@@ -32,6 +32,7 @@ class Judging(NamedTuple):
     tolerant: bool  # whether some rows are tolerant
     most: int  # see `repeat_table`
     rejects: bool  # whether some rows use rejection sampling
+    scored: bool  # whether some rows want scores
 
 
 def judge(
@@ -41,8 +42,10 @@ def judge(
     bounds: Bounds,
     tolerances: Sequence[Tolerance],
     draws: Sequence[Draws | None] | None = None,
+    scored: Sequence[bool] | None = None,
 ) -> Verdict:
-    """Judge a draft by logits (R, K+1, V): position j chooses the token after the first j drafted ones."""
+    """Judge a draft by logits (R, K+1, V): position j chooses the token after the first j drafted ones. See `Pass.judge`."""
+    scored = [True] * len(tolerances) if scored is None else scored
     logits = pad_rows(logits, executor.round(len(logits)))
     device_draft = draft if isinstance(draft, DeviceDraft) else None
     if device_draft is not None:
@@ -68,12 +71,12 @@ def judge(
         inputs["drawing"] = Table.of(draws, len(logits), logits.size(2), logits.device, executor.round)
         if rejects and draft.distribution is not None:
             inputs["distribution"] = Distribution(*(pad_rows(each[:, :width], len(logits)) for each in draft.distribution))
-    judging = Judging(bounds.constraints, limited, tolerant, most, rejects)
+    judging = Judging(bounds.constraints, limited, tolerant, most, rejects, any(scored))
     judged = executor.run(_judge, inputs, settings=(judging,))["judged"][: len(tolerances)].tolist()
     if device_draft is not None:
-        device_draft.arrive([list(map(int, row[4 + width :])) for row in judged])
+        device_draft.arrive([list(map(int, row[3 : 3 + width])) for row in judged])
     counts = [int(row[0]) for row in judged]
-    scores = [row[3 : 4 + count] for row, count in zip(judged, counts)]
+    scores = [row[3 + width : 4 + width + count] if some else [] for row, count, some in zip(judged, counts, scored)]
     return Verdict(counts, [int(row[1]) for row in judged], scores, [row[2] > 0 for row in judged])
 
 
@@ -135,13 +138,13 @@ def _judge(
     drawing: Table | None = None,
     distribution: Distribution | None = None,
 ) -> Results:
-    """One float64 tensor (R, 3 + K + 1 + K), ``judged``, as each transfer to the host waits for the GPU.
+    """One float64 tensor (R, 3 + K + K + 1), ``judged``, as each transfer to the host waits for the GPU.
 
-    Its columns: tokens accepted, the own token, whether the limit forced it, K + 1 scores, the drafted tokens. The drafted tokens
-    come in ``table`` (R, `COLUMNS` + K), or as ``guesses`` (R, K) of a `DeviceDraft`. ``repeats`` are as in `repeat_table`;
-    ``distribution`` is what drafted tokens were drawn from.
+    Its columns: tokens accepted, the own token, whether the limit forced it, the drafted tokens, K + 1 scores if any are wanted.
+    The drafted tokens come in ``table`` (R, `COLUMNS` + K), or as ``guesses`` (R, K) of a `DeviceDraft`. ``repeats`` are as in
+    `repeat_table`; ``distribution`` is what drafted tokens were drawn from.
     """
-    constraints, limited, tolerant, most, rejects = judging
+    constraints, limited, tolerant, most, rejects, scored = judging
     width = logits.size(1) - 1
     offered, minimum, room, beta, tau, rest = table.tensor_split((1, 2, 3, 4, 5), 1)  # (R, 1) five times, (R, ..)
     tokens = rest[:, :width] if guesses is None else guesses  # (R, K)
@@ -164,11 +167,12 @@ def _judge(
     accepted = passes.long().cumprod(1).sum(1, keepdim=True)  # (R, 1) up to the first refusal
     own = best.gather(1, accepted)  # (R, 1)
 
-    # Scores are those of the unconstrained model, as in fairseq.
-    said = torch.cat([tokens, own], 1).scatter(1, accepted, own)  # (R, K+1)
-    raw = logits.float()
-    scores = raw.gather(2, said[..., None])[..., 0] - raw.logsumexp(-1)  # (R, K+1)
-    return {"judged": torch.cat([each.double() for each in (accepted, own, cut.gather(1, accepted), scores, tokens)], 1)}
+    columns = [accepted, own, cut.gather(1, accepted), tokens]
+    if scored:  # under the unconstrained model, as in fairseq
+        said = torch.cat([tokens, own], 1).scatter(1, accepted, own)  # (R, K+1)
+        raw = logits.float()
+        columns.append(raw.gather(2, said[..., None])[..., 0] - raw.logsumexp(-1))  # (R, K+1)
+    return {"judged": torch.cat([each.double() for each in columns], 1)}
 
 
 def _draw(

@@ -125,11 +125,16 @@ class TorchPass:
 
     @torch.inference_mode()
     def judge(
-        self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
+        self,
+        draft: Draft,
+        bounds: Bounds,
+        tolerances: Sequence[Tolerance],
+        draws: Sequence[Draws | None] | None = None,
+        scored: Sequence[bool] | None = None,
     ) -> Verdict:
         if isinstance(draft, TreeDraft):
-            return trees.judge(self, draft, bounds, tolerances, draws)
-        return judge(self.choosing.executor, self.logits(), draft, bounds, tolerances, draws)
+            return trees.judge(self, draft, bounds, tolerances, draws, scored)
+        return judge(self.choosing.executor, self.logits(), draft, bounds, tolerances, draws, scored)
 
     @torch.inference_mode()
     def likeliest(self, places: Sequence[tuple[int, int]], count: int) -> list[list[tuple[float, int]]]:

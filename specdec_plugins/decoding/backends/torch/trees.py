@@ -33,7 +33,7 @@ from specdec_plugins.decoding.values import Draft, Draws, Verdict
 
 
 class Accepted(NamedTuple):
-    """A row's accepted nodes, the own token, the scores (nats) of all, and whether the limit forced the own one."""
+    """A row's accepted nodes, the own token, the scores (nats) of all if wanted, and whether the limit forced the own one."""
 
     path: list[int]
     own: int
@@ -61,27 +61,36 @@ class Forest:
 
 @torch.inference_mode()
 def judge(
-    scores: Pass, draft: TreeDraft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None
+    scores: Pass,
+    draft: TreeDraft,
+    bounds: Bounds,
+    tolerances: Sequence[Tolerance],
+    draws: Sequence[Draws | None] | None,
+    scored: Sequence[bool] | None = None,
 ) -> Verdict:
-    """Judge trees by a pass that has read each row's last token and its nodes."""
+    """Judge trees by a pass that has read each row's last token and its nodes. See `Pass.judge`."""
     forest = Forest(draft, bounds, draws)
+    scored = [True] * len(draft.tokens) if scored is None else scored
     rejects = [draw is not None and draw.sampling.rule == "rejection" for draw in draws or [None] * len(draft.tokens)]
     by_path = [row for row, walks in enumerate(rejects) if not walks]
     by_walk = [row for row, walks in enumerate(rejects) if walks]
     accepted: dict[int, Accepted] = {}
     if by_path:
-        accepted |= zip(by_path, longest_paths(scores, forest, by_path, tolerances))
+        accepted |= zip(by_path, longest_paths(scores, forest, by_path, tolerances, scored))
     if by_walk:
-        accepted |= zip(by_walk, walk(scores, forest, by_walk))
+        accepted |= zip(by_walk, walk(scores, forest, by_walk, scored))
     paths, own, parts, cut = (list(each) for each in zip(*(accepted[row] for row in range(len(rejects)))))
     return Verdict(list(map(len, paths)), own, parts, cut, paths)
 
 
-def longest_paths(scores: Pass, forest: Forest, rows: Sequence[int], tolerances: Sequence[Tolerance]) -> list[Accepted]:
+def longest_paths(
+    scores: Pass, forest: Forest, rows: Sequence[int], tolerances: Sequence[Tolerance], scored: Sequence[bool]
+) -> list[Accepted]:
     """By the rules that judge a token by its prefix alone.
 
     The backend judges each node as a chain of one token, by the logits after its parent and, for the own token, those after the
-    node itself. The root is an empty chain.
+    node itself. The root is an empty chain. Without tolerance equally long paths have the same tokens, so that no score is needed
+    to choose one.
     """
     tokens, parents = forest.draft.tokens, forest.draft.parents
     logits, nodes = tensor(scores.logits()), nodes_of(forest.draft, rows)
@@ -94,28 +103,30 @@ def longest_paths(scores: Pass, forest: Forest, rows: Sequence[int], tolerances:
         bounds,
         [tolerances[row] for row, _ in nodes],
         draws,
+        [scored[row] or tolerances[row].beta > 1 for row, _ in nodes],
     )
     assert judged.own is not None
     verdicts = iter(zip(judged.accepted, judged.own, judged.scores, judged.cut))
-    return [best_path(parents[row], [next(verdicts) for _ in range(ROOT, len(tokens[row]))]) for row in rows]
+    best = [best_path(parents[row], [next(verdicts) for _ in range(ROOT, len(tokens[row]))]) for row in rows]
+    return [each if scored[row] else each._replace(scores=[]) for row, each in zip(rows, best)]
 
 
 def best_path(parents: Sequence[int], judged: Sequence[tuple[int, int, list[float], bool]]) -> Accepted:
     """The longest path of a tree. ``judged``, of the root and each node: how many tokens passed, 0 or 1, the own token after
-    them, the scores of both, and whether the limit forced the own one."""
+    them, the scores of both if known, and whether the limit forced the own one."""
     best = Accepted([], *judged[0][1:])
     reached: dict[int, list[float]] = {ROOT: []}  # nodes whose path passes, and the scores of its tokens
     for node, (parent, (passes, own, scores, cut)) in enumerate(zip(parents, judged[1:])):
         if not passes or parent not in reached:
             continue
-        reached[node] = [*reached[parent], scores[0]]
+        reached[node] = [*reached[parent], *scores[:1]]
         path, longest = path_to(node, parents), len(best.path)
         if (len(path), sum(reached[node])) > (longest, sum(best.scores[:longest])):
-            best = Accepted(path, own, [*reached[node], scores[1]], cut)
+            best = Accepted(path, own, [*reached[node], *scores[1:]], cut)
     return best
 
 
-def walk(scores: Pass, forest: Forest, rows: Sequence[int]) -> list[Accepted]:
+def walk(scores: Pass, forest: Forest, rows: Sequence[int], scored: Sequence[bool]) -> list[Accepted]:
     """By the rejection rule. Position 0 of a row's logits is after its root, position i + 1 after node i."""
     tokens, parents, logits = forest.draft.tokens, forest.draft.parents, tensor(scores.logits())
     device, width, nodes = logits.device, logits.size(1), nodes_of(forest.draft, rows)
@@ -144,8 +155,11 @@ def walk(scores: Pass, forest: Forest, rows: Sequence[int]) -> list[Accepted]:
         row, node = nodes[number]
         path, limited = path_to(node, parents[row]), bounds.room[number] <= 0
         committed = [*(tokens[row][each] for each in path), eos if limited else token]
-        raw = scores.with_logits(after[send([numbers[row, each] for each in (ROOT, *path)], device)][None])
-        accepted.append(Accepted(path, committed[-1], raw.scores([committed])[0], limited and token != eos))
+        said = list[float]()
+        if scored[row]:
+            raw = scores.with_logits(after[send([numbers[row, each] for each in (ROOT, *path)], device)][None])
+            (said,) = raw.scores([committed])
+        accepted.append(Accepted(path, committed[-1], said, limited and token != eos))
     return accepted
 
 

@@ -214,7 +214,7 @@ struct Judging {
     }
 
     // Members take the positions of a row in turn: first to choose a token at each, until they refuse one themselves, which
-    // bounds the work past the first refusal; then to score the tokens up to that.
+    // bounds the work past the first refusal; then to score the tokens up to that, where the row wants scores.
     void run(Engine& engine, int member) const {
         const Judge& judge = engine.judge;
         const int size = engine.team.size;
@@ -242,7 +242,7 @@ struct Judging {
                 const Chosen& chosen = engine.chosen[at];
                 passes = chosen.passes;
                 if (k % size != (b + member) % size) continue;
-                if (!bounds) call.scores[at] = judge.score(chosen, logits + at * judge.vocabulary);
+                if (call.rows[b].scored) call.scores[at] = judge.score(chosen, logits + at * judge.vocabulary);
                 if (!passes) call.verdicts[b] = {k, chosen.token, chosen.cut};
             }
         }

@@ -146,11 +146,11 @@ SHARED_STRUCT(ChooseCall,
 )
 
 // How a row's draft is judged: tokens pass among the `beta` best and within `tau` nats of the best. After `room` tokens only eos
-// may follow, before `minimum` it may not.
+// may follow, before `minimum` it may not. `scored`: whether its scores are wanted.
 SHARED_STRUCT(JudgeRow,
     int64_t drafted, beta;
     double tau;
-    int64_t room, minimum;
+    int64_t room, minimum, scored;
 )
 // Tokens that pass, the row's own next one, and whether the limit made that eos.
 SHARED_STRUCT(VerdictRow,
@@ -168,7 +168,8 @@ SHARED_STRUCT(JudgeCall,
     const Sampling* sampling;
     const NoRepeats* repeats;
     VerdictRow* verdicts;  // (B)
-    float* scores;         // (B, W) log-probabilities (nats) under the unconstrained model: of tokens that pass, and of the own one
+    float* scores;         // (B, W) log-probabilities (nats) under the unconstrained model: in `scored` rows, of tokens that pass,
+                           // and of the own one
     int64_t* paths;        // (B, W) of trees: the nodes that pass
 )
 
@@ -194,7 +195,7 @@ SHARED_STRUCT(RankCall,
 SHARED_STRUCT(DecodeRow,
     int64_t position, draft_length;
     int64_t slot, source_slot, drafter_slot, drafter_source_slot, source_length;
-    int64_t beta, room, minimum, unread;
+    int64_t beta, room, minimum, unread, scored;
     double tau, least;
 )
 // What an iteration did to a row: tokens drafted and accepted, its own token (-1: none, after eos), whether the limit made that eos.
@@ -267,7 +268,7 @@ SHARED_STRUCT(RunCall,
     SearchCall search;
     StepRow* record;  // (steps, B)
     int64_t* drafts;  // (steps, B, K)
-    float* scores;    // (steps, B, K + 1) of the accepted tokens and the own one
+    float* scores;    // (steps, B, K + 1) of the accepted tokens and the own one, in `scored` rows
     double drafting_seconds, verifying_seconds, first_seconds;  // spent: in all iterations, and in the first one
     int64_t taken;                                              // iterations
     int64_t screened_passes, computed_panels;  // those that were screened, and what they computed exactly

@@ -23,7 +23,8 @@ class Chains {
         for (const DecodeRow& row : state) {
             unread.emplace_back(tokens, tokens + row.unread), tokens += row.unread;
             last.push_back(unread.back().back());
-            rules.push_back({.drafted = 0, .beta = row.beta, .tau = row.tau, .room = row.room, .minimum = row.minimum});
+            rules.push_back({.drafted = 0, .beta = row.beta, .tau = row.tau, .room = row.room, .minimum = row.minimum,
+                             .scored = row.scored});
         }
         given = tokens;
         if (take(call.sampling, batch, draws)) {
@@ -39,6 +40,11 @@ class Chains {
         bool room = false;
         for (const JudgeRow& row : rules) room |= row.room > 0;
         return call.longest > 0 && room;
+    }
+
+    // Whether no row reads other logits than the largest.
+    bool need_the_best() const {
+        return !call.sampling && std::none_of(rules.begin(), rules.end(), [](const JudgeRow& row) { return row.scored; });
     }
 
     // The number of positions that the next iteration needs in the caches.
@@ -82,7 +88,7 @@ class Chains {
             const bool ended = accepted && draft[accepted - 1] == call.eos;
             call.record[at] = {int64_t(draft.size()), accepted, ended ? -1 : own, cut};
             std::copy(draft.begin(), draft.end(), call.drafts + at * call.longest);
-            std::copy_n(&scores[b * width], accepted + 1, call.scores + at * (call.longest + 1));
+            if (rules[b].scored) std::copy_n(&scores[b * width], accepted + 1, call.scores + at * (call.longest + 1));
             finished |= ended || own == call.eos;
             last[b] = ended ? call.eos : own;
             const auto append = [&](std::vector<int64_t>& to) {

@@ -53,7 +53,7 @@ class Machine {
 
     // Whether the next pass computes only those logits that choices need.
     bool screens(Engine& engine, int64_t rows) const {
-        return rows <= call.screened && !call.sampling && !call.search.searches && engine.screening.pays();
+        return rows <= call.screened && chains.need_the_best() && !call.search.searches && engine.screening.pays();
     }
 
     // One pass: judges drafts and takes the searches' steps. Keeps the hidden states that the next draft starts from.

@@ -69,7 +69,9 @@ struct TreeJudging {
         return engine.judge(draft, k, at(engine, b, parent), kept, engine.repeated[member], weights);
     }
 
+    // Without tolerance equally long paths have the same tokens, so that no score is needed to choose one.
     void choose(Engine& engine, int member, int64_t b) const {
+        const bool scored = call.rows[b].scored, ranked = scored || call.rows[b].beta > 1;
         const int64_t first = starts[b], count = starts[b + 1] - first;
         std::vector<double> totals(count, NAN);  // of paths that pass
         int64_t best = -1, longest = 0;
@@ -79,16 +81,18 @@ struct TreeJudging {
             const Chosen& chosen = engine.chosen[first + node];
             const int64_t parent = call.parents[first + node], length = paths[first + node].size();
             if (!chosen.passes || (parent >= 0 && std::isnan(totals[parent]))) continue;
-            own[node] = engine.judge.score(chosen, at(engine, b, parent));
+            if (ranked) own[node] = engine.judge.score(chosen, at(engine, b, parent));
             totals[node] = (parent >= 0 ? totals[parent] : 0) + own[node];
             if (length > longest || (length == longest && totals[node] > most))
                 best = node, longest = length, most = totals[node];
         }
         const Chosen last = judge(engine, member, b, starts[b + 1], best);
         call.verdicts[b] = {longest, last.token, last.cut};
-        call.scores[b * width + longest] = engine.judge.score(last, at(engine, b, best));
-        for (int64_t node = best, depth = longest; depth--; node = call.parents[first + node])
-            call.paths[b * width + depth] = node, call.scores[b * width + depth] = own[node];
+        if (scored) call.scores[b * width + longest] = engine.judge.score(last, at(engine, b, best));
+        for (int64_t node = best, depth = longest; depth--; node = call.parents[first + node]) {
+            call.paths[b * width + depth] = node;
+            if (scored) call.scores[b * width + depth] = own[node];
+        }
     }
 };
 
