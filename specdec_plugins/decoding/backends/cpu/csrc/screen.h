@@ -96,18 +96,23 @@ class Plane {
 };
 
 // Whether a pass is screened. Where many logits are nearly as large as the best, most panels are computed after all, each for one
-// row; after such a pass the next ones are not screened, the more the longer that lasts.
+// row. After two such passes the next ones are not screened, each time twice as many.
 class Screening {
   public:
     bool pays() { return !pause || !pause--; }
     void note(int64_t computed, int64_t panels) {
-        const bool many = computed > panels / 4;  // what bounds save is the time of half the panels
-        pause = many ? period : 0, period = many ? std::min(2 * period, LONGEST) : SHORTEST;
+        average += (double(computed) / panels - average) / 4;
+        if (++passes >= period) period = SHORTEST;
+        if (average <= MOST) return;
+        pause = period, period = std::min(2 * period, LONGEST), average = passes = 0;
     }
 
   private:
+    static constexpr double MOST = 0.25;  // of the panels; bounds save the time of half of them
     static constexpr int SHORTEST = 16, LONGEST = 1024;  // passes
+    double average = 0;  // part of the panels that passes computed
     int pause = 0, period = SHORTEST;
+    int passes = 0;  // since the last pause
 };
 
 // Upper bounds of a pass's logits, and what these are computed from.
