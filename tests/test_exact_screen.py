@@ -62,9 +62,10 @@ def extremes(rng, vocabulary):
 
 
 def zeros(rng, vocabulary):
-    weight, bias, x = near(rng, vocabulary)
+    """Without inputs logits are biases, and bounds are no larger; several are the largest."""
+    weight, _, x = near(rng, vocabulary)
     weight[rng.random(vocabulary) < 0.5], x[::2] = 0, 0
-    return weight, bias * (rng.random(vocabulary) < 0.1), x
+    return weight, 1.0 * (rng.random(vocabulary) < 0.1), x
 
 
 def norms(rng, vocabulary):
@@ -78,23 +79,27 @@ def norms(rng, vocabulary):
 
 
 def infinite(rng, vocabulary):
-    """Logits beyond float32."""
+    """Logits beyond float32, and some that are no numbers: the scales of their weights are zero."""
     weight, bias, x = near(rng, vocabulary)
-    return weight * 1e25, bias, x * 10.0 ** rng.integers(8, 16, size=(STATES, 1))
+    return (
+        weight * np.where(rng.random((vocabulary, 1)) < 0.5, 1e-44, 1.0),
+        bias,
+        x * 10.0 ** rng.integers(35, 38, size=(STATES, 1)),
+    )
 
 
 FAMILIES = [near, flat, ties, tight, extremes, zeros, norms, infinite]
 
 
 class Layer:
-    """Chooses by a stack without layers, whose embeddings are the hidden states."""
+    """Chooses by a stack without layers, whose embeddings are the hidden states: token t has state t modulo `STATES`."""
 
     def __init__(self, weight, bias, states, threads=1):
         weight, bias, states = (np.ascontiguousarray(each, np.float32) for each in (weight, bias, states))
         self.threads, projection = threads, NativeLinear(weight, bias, "int8")
         side = side_of(layers=1, heads=2, width=WIDTH, inner_width=WIDTH, max_positions=1)
-        places = np.zeros((1, WIDTH), np.float32)
-        self.stack = Stack(Engine(threads), side, states, places, projection=projection, plane=Plane(projection))
+        places, tokens = np.zeros((1, WIDTH), np.float32), np.resize(states, (len(weight), WIDTH))
+        self.stack = Stack(Engine(threads), side, tokens, places, projection=projection, plane=Plane(projection))
         self.vocabulary, self.cache = len(weight), np.zeros(1, np.float32)
 
     def __call__(self, drafts, rules, banned, eos, repeats, screened, engine=None):
@@ -141,15 +146,14 @@ class Layer:
 
 
 def asked(rng, layer, bests):
-    """A random batch: drafts of embeddings' numbers, among them best tokens, and their rules. Best tokens may be banned."""
+    """A random batch: drafts, many of whose tokens are among ``bests``, those after a state, and rules, which may ban these."""
     count, vocabulary = rng.choice((1, 2, 5)), layer.vocabulary
-    some = range(min(STATES, vocabulary))
-    drafts = [rng.choices(some, k=rng.randrange(1, LONGEST + 2)) for _ in range(count)]
-    for draft in drafts:  # the token after a state is often its best one, if that has a state, too
+    drafts = [rng.choices(range(vocabulary), k=rng.randrange(1, LONGEST + 2)) for _ in range(count)]
+    for draft in drafts:
         for at in range(1, len(draft)):
-            likely = [token for token in bests[draft[at - 1]] if token in some]
-            draft[at] = rng.choice(likely) if likely and rng.random() < 0.7 else draft[at]
-    likeliest = [token for draft in drafts for state in draft for token in bests[state]]
+            few = rng.choice((0, 1, 1, 4))
+            draft[at] = rng.choice(bests[draft[at - 1] % STATES][:few]) if few else draft[at]
+    likeliest = [token for draft in drafts for state in draft for token in bests[state % STATES]]
     eos = rng.choice(likeliest) if rng.random() < 0.5 else rng.randrange(vocabulary)
     banned = rng.sample(likeliest, min(len(likeliest), rng.choice((0, 1, 3)))) + [rng.randrange(vocabulary)] * rng.randrange(2)
     beta, tau = rng.choice(((1, 0.0), (2, math.inf), (3, 0.5), (5, 100.0), (vocabulary, math.inf)))
@@ -159,7 +163,7 @@ def asked(rng, layer, bests):
         "room": [rng.choice((1, 2, 9)) for _ in drafts],
         "minimum": [rng.choice((0, 0, 2)) for _ in drafts],
     }
-    repeats = [(rng.choice((0, 1, 2)), rng.choices([*likeliest, *some], k=6)) for _ in drafts]
+    repeats = [(rng.choice((0, 1, 2)), rng.choices([*likeliest, *drafts[0]], k=6)) for _ in drafts]
     return drafts, rules, banned, eos, repeats
 
 
@@ -168,12 +172,11 @@ def asked(rng, layer, bests):
 def test_choices_are_those_of_all_logits(family, vocabulary, variant):  # noqa: F811
     rng, accepted, screened = random.Random(vocabulary), 0, 0
     for seed in range(4):
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             weight, bias, states = family(np.random.default_rng(seed), vocabulary)
             states = np.clip(states, -3e38, 3e38)
             logits = np.nan_to_num(states @ weight.T + bias)
-        # Embeddings are also those of the tokens that are drafted: the first ones are among the best.
-        bests = np.argsort(-logits, kind="stable")[:, :3].tolist()
+        bests = np.argsort(-logits, kind="stable")[:, :4].tolist()
         layer = Layer(weight, bias, states, threads=1 + 2 * (seed % 2))
         for _ in range(40):
             batch = asked(rng, layer, bests)
