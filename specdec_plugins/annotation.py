@@ -29,14 +29,15 @@ def annotated(
     for result, output, asked in zip(results, outputs, languages):
         texts.engine.give_way()
         if output is None:
-            done.append(replace(result, alignment=Alignment([], [], []) if alignments else None))
+            nothing = Alignment([], [], []) if alignments else None
+            done.append(replace(result, alignment=nothing, word_scores=[] if options.word_scores else None))
             continue
         line, source, hypothesis = output
         spans = target_spans(texts, result, hypothesis, tokenized)
         alignment = None
         if alignments:
             alignment = link(next(weights), source_spans(texts, line, source, asked, tokenized), line, spans, result.text)
-        scores = scores_of(result.text, spans, hypothesis.token_scores) if options.word_scores else []
+        scores = scores_of(result.text, spans, hypothesis.token_scores or []) if options.word_scores else None
         done.append(replace(result, alignment=alignment, word_scores=scores))
     return done
 

@@ -157,8 +157,8 @@ def decode(
 
 def without(hypothesis: Hypothesis, forced: int) -> Hypothesis:
     """An output without its first ``forced`` tokens, which belong to no step."""
-    tokens, scores = hypothesis.tokens[forced:], hypothesis.token_scores[forced:]
-    return replace(hypothesis, tokens=tokens, token_scores=scores, prefilled=hypothesis.prefilled - forced)
+    scores = hypothesis.token_scores and hypothesis.token_scores[forced:]
+    return replace(hypothesis, tokens=hypothesis.tokens[forced:], token_scores=scores, prefilled=hypothesis.prefilled - forced)
 
 
 def translate_documents(texts: Texts, lines: Sequence[str], options: CallOptions, translate: Translate) -> list[Translation]:
@@ -171,6 +171,7 @@ def translate_documents(texts: Texts, lines: Sequence[str], options: CallOptions
         raise ValueError("beginnings, hints, max_length, alignments and word_scores are for whole lines, not for windows")
     languages, tokenized = languages_of(options, len(lines)), options.tokenized
     rows, samples = options.rows(settings) or USUAL_ROWS, settings.drawn
+    scored = options.scored(engine.search.size)
     frames = [texts.codec.encode("", *each) for each in languages]
     usual = len(engine.pair.verifier.spec.forced)
     longest = max((len(frame.forced) for frame in frames), default=0)
@@ -190,7 +191,8 @@ def translate_documents(texts: Texts, lines: Sequence[str], options: CallOptions
         limit = min(begun + engine.limit(len(task.text) + len(frame.ids)), engine.max_target)
         seeds = [engine.seeds(options.first + task.document, *later)[task.sample]]
         forced = [*frame.forced, *task.forced]
-        return engine.request(number, task.tokens, forced=forced, limit=limit, min_length=begun + engine.min_length, seeds=seeds)
+        how = {"min_length": begun + engine.min_length, "seeds": seeds, "scores": options.scores}
+        return engine.request(number, task.tokens, forced=forced, limit=limit, **how)
 
     sources = (windows_of(texts, line, tokenized, *each) for line, each in zip(lines, languages))
     documents = Documents(sources, samples, settings.context, fits, rows, lambda number, text: frames[number].framed(text))
@@ -198,10 +200,10 @@ def translate_documents(texts: Texts, lines: Sequence[str], options: CallOptions
     with engine.borrowed(rows * (engine.beam.size if engine.beam else 1), options.max_tokens) as session:
         for task, hypothesis in decode(documents, session, rows, request, given):
             source = Source(task.tokens, task.text, False)
-            part = texts.finish(source, hypothesis, task.sample, tokenized and not options.remove_bpe, tokenized)
+            part = texts.finish(source, hypothesis, task.sample, options)
             parts[samples * task.document + task.sample].append((task.window, part))
     return [
-        joined([part for _, part in sorted(each, key=lambda part: part[0])], number % samples, engine.drafter_name)
+        joined([part for _, part in sorted(each, key=lambda part: part[0])], number % samples, engine.drafter_name, scored)
         for number, each in enumerate(parts)
     ]
 
@@ -221,10 +223,11 @@ def windows_of(
     return windows(tokens, most, alone, lambda sentence: cut(pair.source.tokens(sentence[:most]), most))
 
 
-def joined(parts: Sequence[Translation], sample: int, drafter: str | None) -> Translation:
+def joined(parts: Sequence[Translation], sample: int, drafter: str | None, scored: bool) -> Translation:
     """The translation of a document from those of its windows."""
-    source, tokens, scores, steps = (
-        [each for part in parts for each in getattr(part, name)] for name in ("source_tokens", "tokens", "token_scores", "steps")
+    source, tokens, steps = (
+        [each for part in parts for each in getattr(part, name)] for name in ("source_tokens", "tokens", "steps")
     )
+    scores = [score for part in parts for score in part.token_scores or ()] if scored else None
     text = " ".join(part.text for part in parts if part.text)
     return Translation(text, source, tokens, scores, steps, any(part.cut for part in parts), sample, drafter=drafter)

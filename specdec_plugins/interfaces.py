@@ -41,9 +41,7 @@ class Texts(Translates, Protocol):
     def encode_target(self, sentences: Sequence[str], tokenized: bool = False, target_lang: Languages = None) -> list[list[int]]:
         """The token ids of translations, without eos."""
 
-    def finish(
-        self, source: Source, hypothesis: Hypothesis | None, sample: int, keep_bpe: bool, keep_tokens: bool
-    ) -> Translation:
+    def finish(self, source: Source, hypothesis: Hypothesis | None, sample: int, options: CallOptions) -> Translation:
         """An output with its text; without a hypothesis, an empty one."""
 
 

@@ -46,7 +46,8 @@ class CallOptions:
     target_lang: Languages = option(None, "the translations' language, likewise", kind=Sequence)
     max_length: int | None = count(None, "most tokens of an output as transformers counts, with the one before the first")
     alignments: bool = option(False, "fill in Translation.alignment")
-    word_scores: bool = option(False, "fill in Translation.word_scores")
+    scores: bool = option(False, "fill in Translation.token_scores, and so score and confidence; a beam search does anyway")
+    word_scores: bool = option(False, "fill in Translation.word_scores, and the other scores")
     protect: re.Pattern[str] | None = option(
         None, "outputs contain unchanged what this matches (text/patterns.py), and numbers", kind=re.Pattern
     )
@@ -61,6 +62,10 @@ class CallOptions:
         given = [each for each in CALL_FIELDS if values[each.name] is not each.default]  # most calls give few
         if faults := [fault for each in given for fault in value_faults(each, values[each.name])]:
             raise OptionError(faults)
+
+    def scored(self, beam: int) -> bool:
+        """Whether results have scores; ``beam`` is the search's size."""
+        return self.scores or self.word_scores or beam > 1
 
     def rows(self, settings: Settings) -> int | None:
         """Sentences in flight."""
@@ -126,6 +131,7 @@ class TranslateOptions(RequestSettings, total=False):
     target_lang: Languages
     max_length: int | None
     alignments: bool
+    scores: bool
     word_scores: bool
     protect: re.Pattern[str] | None
     protected: Sequence[Sequence[Span] | None] | None

@@ -138,4 +138,4 @@ def edited(result: Translation, masked: Edits, back: Edits, more: Sequence[tuple
         links = {*more, *((source[one], target[other]) for one, other in alignment.pairs)}
         sides = sorted({*source, *(one for one, _ in more)}), sorted({*target, *(other for _, other in more)})
         alignment = Alignment(*sides, sorted((sides[0].index(one), sides[1].index(other)) for one, other in links))
-    return replace(result, text=back(result.text), alignment=alignment, word_scores=[])
+    return replace(result, text=back(result.text), alignment=alignment, word_scores=result.word_scores and [])

@@ -28,7 +28,8 @@ def translate_terms(texts: Texts, sentences: Sequence[str], options: CallOptions
     for sentence in sentences:
         texts.engine.give_way()
         found.append(options.glossary.find(sentence))
-    aligned = replace(options, alignments=True)
+    aligned = replace(options, alignments=True, scores=True)
+    scored = options.scored(texts.engine.search.size)
     results = translate(sentences, aligned if any(found) else options)
     refused: list[list[Found]] = [[] for _ in results]
     for _ in range(ROUNDS):
@@ -55,6 +56,7 @@ def translate_terms(texts: Texts, sentences: Sequence[str], options: CallOptions
             result,
             unplaced=[term.source for _, term in missing(each, result.text)],
             alignment=result.alignment if options.alignments else None,
+            token_scores=result.token_scores if scored else None,
         )
         for each, result in zip(found, results)
     ]
@@ -62,6 +64,7 @@ def translate_terms(texts: Texts, sentences: Sequence[str], options: CallOptions
 
 def fits(texts: Texts, result: Translation, beginning: str, again: Translation) -> bool:
     """Whether the model's words after a beginning are about as likely as those of its own translation."""
+    assert again.token_scores is not None and result.token_scores is not None
     own = again.token_scores[len(texts.codec.encode_target(beginning)) :]
     return mean(own) > mean(result.token_scores) - WORSE
 

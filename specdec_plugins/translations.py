@@ -14,12 +14,15 @@ BESIDE = ("hints", "source_lang", "target_lang", "protected", "beginnings")  # o
 
 @dataclass(frozen=True)
 class Translation:
-    """The result for one sentence. ``source_tokens`` and ``tokens`` are subwords; ``token_scores`` (nats) include eos."""
+    """The result for one sentence. ``source_tokens`` and ``tokens`` are subwords; ``token_scores`` (nats) include eos.
+
+    Scores are None unless asked for.
+    """
 
     text: str
     source_tokens: list[str] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
-    token_scores: list[float] = field(default_factory=list)
+    token_scores: list[float] | None = None
     steps: list[Step] = field(default_factory=list)
     cut: bool = False  # the length limit ended the output
     sample: int = 0  # its index among the outputs of the sentence
@@ -29,18 +32,20 @@ class Translation:
     alignment: Alignment | None = None  # of the words of the source and of ``text``; None: not asked for
     unplaced: list[str] = field(default_factory=list)  # terms of the glossary whose translations the text lacks
     missing_numbers: list[str] = field(default_factory=list)  # numbers of the source, as it spells them, that the text lacks
-    word_scores: list[float] = field(default_factory=list)  # nats: the means of ``text.split()``; empty: not asked for
+    word_scores: list[float] | None = None  # nats: the means of ``text.split()``
 
     @property
-    def score(self) -> float:
+    def score(self) -> float | None:
         """A beam's score; otherwise the mean log-probability of the tokens under the verifier, in nats."""
         if self.beam_score is not None:
             return self.beam_score
-        return mean(self.token_scores)
+        return None if self.token_scores is None else mean(self.token_scores)
 
     @property
-    def confidence(self) -> float:
+    def confidence(self) -> float | None:
         """The geometric mean of the tokens' probabilities under the verifier: 1 for an empty source, 0 for a missing output."""
+        if self.token_scores is None:
+            return None
         if not self.token_scores:
             return float(not (self.shortened or self.source_tokens))
         return exponential(mean(self.token_scores))

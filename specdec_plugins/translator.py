@@ -279,21 +279,21 @@ class Translator:
             raise SourceTooLong(index, count, limit)
         return Source([], [], True)
 
-    def finish(
-        self, source: Source, hypothesis: Hypothesis | None, sample: int, keep_bpe: bool, keep_tokens: bool
-    ) -> Translation:
+    def finish(self, source: Source, hypothesis: Hypothesis | None, sample: int, options: CallOptions) -> Translation:
         """An output with its text; None stands for a source that was empty or skipped, and for an output too many of a search."""
         self.engine.give_way()
         codec, name = self.codec, self.engine.drafter_name
-        said = codec.source.tokens(source.text)
+        said, scored = codec.source.tokens(source.text), options.scored(self.engine.search.size)
         if hypothesis is None:
-            return Translation("", said, shortened=source.shortened, sample=sample, drafter=name)
+            scores = list[float]() if scored else None
+            return Translation("", said, token_scores=scores, shortened=source.shortened, sample=sample, drafter=name)
         words = codec.target.tokens(hypothesis.tokens)
+        joined = codec.join if options.remove_bpe else " ".join
         return Translation(
-            (" ".join(words) if keep_bpe else codec.join(words)) if keep_tokens else codec.decode(hypothesis.tokens),
+            joined(words) if options.tokenized else codec.decode(hypothesis.tokens),
             said,
             words,
-            hypothesis.token_scores,
+            hypothesis.token_scores if scored else None,
             hypothesis.steps,
             hypothesis.cut,
             sample,

@@ -199,7 +199,7 @@ def placed(parts: Sequence[Part], results: Sequence[Translation], kept: bool) ->
             result = replace(result, text=wrapped(result.text, part.lines))
             pieces += place(part.text, part.marks, aligned(part.text, result)) if part.marks else [result.text]
         if result is not None:
-            confidence = min(confidence, result.confidence)
+            confidence = min(confidence, 1.0 if result.confidence is None else result.confidence)
             missing += [*result.missing_numbers, *lost(part, result.text) * (not kept)]
             same = same or (not changed and any(map(str.isalpha, source_of(part).rest)))
     unplaced = [term for result in results for term in result.unplaced]

@@ -26,8 +26,7 @@ def translate_lines(texts: Texts, lines: Sequence[str], options: CallOptions) ->
     hinted = texts.encode_target(texts_of(hints, "hints"), tokenized, targets) if hints else [[]] * count
     found = decoded(texts.engine, sources, hinted, options)
     keys = [(n, sample) for n in range(count) for sample in range(texts.engine.settings.drawn)]
-    keep_bpe = tokenized and not options.remove_bpe
-    results = [texts.finish(sources[n], found.get((n, sample)), sample, keep_bpe, tokenized) for n, sample in keys]
+    results = [texts.finish(sources[n], found.get((n, sample)), sample, options) for n, sample in keys]
     if options.alignments or options.word_scores:
         outputs = [(lines[n], sources[n], found[n, sample]) if (n, sample) in found else None for n, sample in keys]
         results = annotated(texts, results, outputs, [languages[n] for n, _ in keys], options)
@@ -38,12 +37,12 @@ def decoded(
     engine: Engine, sources: Sequence[Source], hints: Sequence[list[int]], options: CallOptions
 ) -> dict[tuple[int, int], Hypothesis]:
     """The outputs by source and sample; none for a source that is empty or skipped."""
-    limit: dict[str, Any] = {}
+    how: dict[str, Any] = {"scores": options.scores or options.word_scores}
     if options.max_length is not None:
-        limit["limit"] = min(max(1, options.max_length - 1 - engine.rules.ends), engine.max_target)
+        how["limit"] = min(max(1, options.max_length - 1 - engine.rules.ends), engine.max_target)
     seeds = [engine.seeds(options.first + index) for index in range(len(sources))]
     requests = [
-        engine.request(index, source.tokens, forced=source.forced, seeds=seeds[index], hint=hint, **limit)
+        engine.request(index, source.tokens, forced=source.forced, seeds=seeds[index], hint=hint, **how)
         for index, (source, hint) in enumerate(zip(sources, hints))
         if source.text
     ]

@@ -25,7 +25,7 @@ from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.trees import depths, within_rows
 from specdec_plugins.decoding.values import Draft, Iterations, Plan, uniform
-from specdec_plugins.decoding.verifier import ModelVerifier, accept_all
+from specdec_plugins.decoding.verifier import ModelVerifier, Unverified, accept_all
 from specdec_plugins.formats import fairseq
 from specdec_plugins.model.spec import Symbols
 
@@ -273,7 +273,8 @@ def sentences(count, seed, longest=9):
 
 def decode(verifier, drafter, sources, limits, block, rows, acceptance=None, ragged=False, device="cpu"):
     """Decode sources: see `run`."""
-    requests = [Request(index, tokens, limit) for index, (tokens, limit) in enumerate(zip(sources, limits))]
+    scores = not isinstance(verifier, Unverified)
+    requests = [Request(index, *each, scores=scores) for index, each in enumerate(zip(sources, limits))]
     return run(verifier, drafter, requests, block, rows, ragged, acceptance=acceptance, device=device)
 
 
@@ -312,7 +313,9 @@ def check_sums(stats, hypotheses):
     assert stats.sentences == len(hypotheses) and stats.iterations == len(steps)
     assert stats.cut == sum(hypothesis.cut for hypothesis in hypotheses)
     assert stats.prefilled == sum(hypothesis.prefilled for hypothesis in hypotheses)
-    assert stats.committed + stats.prefilled == sum(len(hypothesis.token_scores) for hypothesis in hypotheses)
+    scored = [hypothesis for hypothesis in hypotheses if hypothesis.token_scores is not None]
+    if len(scored) == len(hypotheses):
+        assert stats.committed + stats.prefilled == sum(len(hypothesis.token_scores) for hypothesis in scored)
     assert stats.drafted == sum(len(step.drafted) for step in steps)
     assert stats.accepted == sum(step.accepted for step in steps)
     assert stats.own_tokens == sum(step.own is not None for step in steps)

@@ -163,7 +163,7 @@ def test_rule_equals_a_loop_over_positions(how):
 def test_unverified_drafts_stand_as_offered():
     verdict = accept_all(None, Draft([[4, 5], []]))
     assert (verdict.accepted, verdict.own, verdict.cut) == ([2, 0], None, [False, False])
-    assert verdict.scores == [[0.0, 0.0], []]
+    assert verdict.scores == [[], []]
 
 
 @pytest.mark.parametrize(

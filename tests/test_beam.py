@@ -136,7 +136,7 @@ def requests_of(count, seed, greedy=True):
         options = {"beam": rng.choice(KINDS), "no_repeat": rng.choice([0, 0, 0, 2]), "min_length": rng.choice([1, 1, 4])}
         if limit > 3 and rng.random() < 0.3:
             options["forced"] = [rng.randrange(4, WORDS) for _ in range(rng.randint(1, 2))]
-        plain = {"sampling": sampling, "seeds": [index, index + 7][: 1 + (kind == 0)]}
+        plain = {"sampling": sampling, "seeds": [index, index + 7][: 1 + (kind == 0)], "scores": index % 3 > 0}
         found.append(Request(index, source, limit, **(options if kind > 1 else plain)))
     return found
 
@@ -232,7 +232,7 @@ def streamed(session, streams, done):
         stream = streams.setdefault((request, output), ([], []))
         stream[0].extend(tokens), stream[1].extend(scores)
         if whole:
-            assert stream == (whole.tokens, whole.token_scores)
+            assert stream == (whole.tokens, whole.token_scores or [])
             done.append(whole)
     return commits
 

@@ -133,7 +133,9 @@ def test_distances_beyond_the_last_bucket(variant):  # noqa: F811
 
 def requests_of(rng, **more):
     return [
-        Request(number, [*(rng.randrange(4, SIZE) for _ in range(rng.randrange(1, 30))), 2], rng.randrange(3, 34), **more)
+        Request(
+            number, [*(rng.randrange(4, SIZE) for _ in range(rng.randrange(1, 30))), 2], rng.randrange(3, 34), scores=True, **more
+        )
         for number in range(4)
     ]
 

@@ -220,7 +220,8 @@ def test_documents_by_hand(way):
             read = [*flat(done[first:]), *window]
             session = plain.engine.session(1)
             limit = len(forced) + plain.engine.limit(len(window) + 1)
-            request = plain.engine.request(0, [*read, 2], forced=forced, min_length=len(forced) + 1, limit=limit)
+            how = {"min_length": len(forced) + 1, "limit": limit, "scores": True}
+            request = plain.engine.request(0, [*read, 2], forced=forced, **how)
             (hypothesis,) = session.run([request])
             outputs.append(hypothesis.tokens[len(forced) :])
             scores += hypothesis.token_scores[len(forced) :]
@@ -230,7 +231,7 @@ def test_documents_by_hand(way):
         said = [plain.codec.decode(output) for output in outputs]
         found.append((" ".join(said), flat(outputs), scores, source))
     assert kinds == ({True, False} if context else {False})
-    results = translator.translate(texts, batch_size=3)
+    results = translator.translate(texts, batch_size=3, scores=True)
     for result, (text, tokens, scores, source) in zip(results, found):
         assert result.text == text and result.tokens == plain.codec.target.tokens(tokens) and result.source_tokens == source
         assert result.token_scores == scores and not result.shortened
@@ -263,7 +264,7 @@ def test_drafts_leave_documents_as_they_are(way, dtype):
     for options in ({}, {"block_size": 5}, {"draft_with": "window", "kv_budget": 8, "sinks": 1, "block_size": 3}):
         translator, done = demo(dtype=dtype, **way, **options), []
         for batch in (4,) if options else (1, 4):
-            results = translator.translate(texts, batch_size=batch)
+            results = translator.translate(texts, batch_size=batch, scores=True)
             assert [result.text for result in results] == expected
             balanced(translator.stats, done := done + results)
 

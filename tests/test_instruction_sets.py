@@ -130,7 +130,7 @@ def requests_of(rng, kind):
         }[kind]
         forced = [rng.randrange(4, SIZE) for _ in range(rng.choice([0, 0, 1, 5]))]
         limit, repeat = rng.randint(6, 20), rng.choice([0, 0, 2])
-        requests.append(Request(index, source, limit, len(forced) + 1, forced, no_repeat=repeat, **options))
+        requests.append(Request(index, source, limit, len(forced) + 1, forced, no_repeat=repeat, scores=index > 0, **options))
     return requests
 
 
@@ -172,7 +172,7 @@ def case(seed):
                 [each.tokens for each in requests], [each.tokens for each in found[:4]]
             )
         return (
-            [(each.tokens, bits(*each.token_scores, each.score or 0.0), each.steps) for each in found],
+            [(each.tokens, bits(*(each.token_scores or ()), each.score or 0.0), each.steps) for each in found],
             [table.tobytes() for table in aligned],
         )
 
@@ -226,7 +226,7 @@ def test_shipped_pairs_say_the_same(folder, dtype):
             name: Translator(pair, Settings(dtype=dtype, kernels=kernels, **how)) for name, how in LOADED.items() if name != "ar"
         }
         found = {
-            way: said(translators[name].translate(lines, alignments=True, **how))
+            way: said(translators[name].translate(lines, alignments=True, scores=True, **how))
             for way, (name, how) in WAYS.items()
             if name != "ar"
         }
@@ -245,7 +245,9 @@ def test_many_outputs_are_the_same(folder, dtype, way):
     first = None
     for kernels in compiled.available():
         few = lines if kernels != "generic" else lines[: 12 if way == "ar" else 4]  # it takes seconds for each
-        found = said(Translator(pair, Settings(dtype=dtype, kernels=kernels, **LOADED[loaded])).translate(few, **how))
+        found = said(
+            Translator(pair, Settings(dtype=dtype, kernels=kernels, **LOADED[loaded])).translate(few, scores=True, **how)
+        )
         first = first or found
         assert found == first[: len(found)], f"{kernels} differs from {compiled.available()[0]}"
 
@@ -276,7 +278,7 @@ def test_models_on_different_kernels_in_one_process(request):
     pair, lines = load_folder(ROOT / "data/demo.en-de"), list(read_lines(ROOT / "data/demo.txt"))[:2]
     translators = [Translator(pair, Settings(dtype="int8", kernels=name)) for name in names]
     assert [each.engine.kernels.library.name for each in translators] == names
-    found = [said(each.translate(lines)) for each in translators]
+    found = [said(each.translate(lines, scores=True)) for each in translators]
     assert all(each == found[0] for each in found)
 
 

@@ -311,6 +311,7 @@ def sampled(requests, seed, rule=None, share=0.7):
             sampling_of(rng, rule) if rng.random() < share else None,
             [seed_of(rng)],
             no_repeat=each.no_repeat,
+            scores=each.scores,
         )
         for each in requests
     ]

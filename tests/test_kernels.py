@@ -344,6 +344,7 @@ def test_a_pass_and_its_judgement_are_the_same_in_one_call_and_in_two(dtype, var
                 rng.choice([0, 1, 4]),
                 no_repeat=rng.choice([0, 1, 2]),
                 tolerance=rng.choice([Tolerance(), Tolerance(5, 2.0), Tolerance(60)]),
+                scores=row % 3 > 0,
             )
             for row, source in enumerate(sources)
         ]

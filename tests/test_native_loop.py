@@ -110,7 +110,7 @@ def requests_of(count, seed, plain=False):
                 "tolerance": rng.choice([None, Tolerance(), Tolerance(3, 2.0), Tolerance(WORDS, 0.7)]),
             }
         )
-        requests.append(Request(index, source, limit, **options))
+        requests.append(Request(index, source, limit, scores=index % 3 > 0, **options))
     return requests
 
 
@@ -186,7 +186,7 @@ def test_a_step_is_bounded():
             return Plan([0] * len(prefix), 10**18)
 
     session = Session(*roles, TopBetaTau(), Always(0, 0), BoundedAdmission(2), 2)
-    session.submit(Request(0, [5, EOS], 60, min_length=60))
+    session.submit(Request(0, [5, EOS], 60, min_length=60, scores=True))
     for times, passes in ((1, 1), (5, 6), (TOGETHER, 6 + TOGETHER)):
         session.step(times)
         assert session.stats.passes == passes
@@ -250,7 +250,7 @@ def test_the_pair_that_ships(dtype):
     pair = load_folder(ROOT / "data" / "demo.en-de")
     roles = assemble(pair.verifier, pair.drafter, dtype=dtype)
     lines = (ROOT / "data" / "demo.txt").read_text(encoding="utf-8").splitlines()
-    requests = [Request(i, pair.codec.encode(line.lower()).ids, 60) for i, line in enumerate(lines)]
+    requests = [Request(i, pair.codec.encode(line.lower()).ids, 60, scores=i % 3 > 0) for i, line in enumerate(lines)]
     constraints = Constraints(SYMBOLS)
     accepted = 0
     for rows in (1, 8):

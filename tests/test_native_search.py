@@ -103,7 +103,11 @@ def test_rules_of_imported_models(stopping, ends):
         size = rng.choice([1, 2, 4, 7])
         beam = Beam(size, "huggingface", rng.choice([-0.5, 0, 1, 1.6]), rng.randint(1, size), 0.0, stopping, rng.random() < 0.5)
         limit = rng.choice([2, 4, 12, 30])
-        requests.append(Request(index, source, limit, rng.choice([0, 1, 5]), beam=beam, no_repeat=rng.choice([0, 1, 2, 3])))
+        requests.append(
+            Request(
+                index, source, limit, rng.choice([0, 1, 5]), beam=beam, no_repeat=rng.choice([0, 1, 2, 3]), scores=index % 3 > 0
+            )
+        )
     outputs, _, calls = both(verifier_of(seed=3), requests, 16, constraints=constraints)
     assert any(each.cut for each in outputs) and calls
 

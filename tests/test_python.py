@@ -72,19 +72,20 @@ def compare(translator, lines, options):
     """A call's options give what the same settings give at construction, also between other calls. Returns whether they change
     anything."""
     base = translator.settings
-    own = Translator(translator.pair, replace(base, **options))
+    own, more = Translator(translator.pair, replace(base, **options)), {"scores": base.strategy != "drafter"}
     drafts, other = not own.settings.indifferent, not base.indifferent
-    expected, usual = plain(own.translate(lines), drafts), plain(translator.translate(lines), other)
+    expected, usual = plain(own.translate(lines, **more), drafts), plain(translator.translate(lines, **more), other)
     for _ in range(2):  # with a new session and controller, and with kept ones
-        found = translator.translate(lines, **options)
+        found = translator.translate(lines, **options, **more)
         assert plain(flat(found), drafts) == expected
-    assert plain(translator.translate(lines), other) == usual
+    assert plain(translator.translate(lines, **more), other) == usual
     several = COUNTS & options.keys()
     assert [isinstance(each, list) and len(each) for each in found] == [several and own.settings.outputs] * len(
         lines
     ) or not several
     fairseq = base.strategy == "fairseq"  # whose scores depend on the batch
-    assert plain(flat(translator.stream(iter(lines), buffer_size=4 if fairseq else 2, **options)), drafts) == expected
+    streamed = translator.stream(iter(lines), buffer_size=4 if fairseq else 2, **options, **more)
+    assert plain(flat(streamed), drafts) == expected
     if own.settings.drawn == 1 and own.settings.windows is None and not fairseq:
         assert "".join(translator.stream_text(lines[0], **options)) == expected[0][0]
     assert translator.settings == base

@@ -263,7 +263,9 @@ def test_no_drafter_changes_coupled_samples(kind):
     _, (verifier, drafter), _ = make_pair(seed=3, bias=-1.0, drafter=DRAFTERS[kind], shake=0.3)
     how = Sampling(0.9, top_k=12, top_p=0.95, repetition_penalty=1.2)
     hows = [how, how, how, how, None] * 2
-    requests = [Request(i, source, 12, sampling=hows[i], seeds=[i]) for i, source in enumerate(sentences(10, seed=4))]
+    requests = [
+        Request(i, source, 12, sampling=hows[i], seeds=[i], scores=True) for i, source in enumerate(sentences(10, seed=4))
+    ]
     expected, _ = run(verifier, NoDrafter(), requests, [0], 5)
     for lengths, rows, ragged in (([3, 0, 8], 5, True), ([6], 10, False)):
         found, stats = run(verifier, drafter, requests, lengths, rows, ragged)

@@ -93,7 +93,7 @@ def records(results):
             "text": each.text,
             "tokens": each.tokens,
             "drafter": each.drafter,
-            "token_scores": pytest.approx(each.token_scores, abs=1e-4),
+            "token_scores": each.token_scores and pytest.approx(each.token_scores, abs=1e-4),
         }
         for each in results
     ]
@@ -101,7 +101,7 @@ def records(results):
 
 def outputs(content):
     names = "text", "tokens", "drafter", "token_scores"
-    return [{name: output[name] for name in names} for result in content["results"] for output in result["outputs"]]
+    return [{name: output.get(name) for name in names} for result in content["results"] for output in result["outputs"]]
 
 
 def test_translations_equal_the_librarys(served):
@@ -112,12 +112,15 @@ def test_translations_equal_the_librarys(served):
         own = expected(LINES[:2], options)
         assert [each["text"] for each in outputs(content)] == [each.text for each in own]
         assert outputs(content) == records(own)
-    one = served.post(text=LINES[0])[1]["results"][0]["outputs"][0]
+    one = served.post(text=LINES[0], scores=True)[1]["results"][0]["outputs"][0]
     assert one["accepted"] <= one["drafted"] and sum(one["accepted_lengths"]) == len(one["token_scores"])
     status, content = served.post(text=LINES[0], alignments=True, word_scores=True)
     (own,), (found,) = expected(LINES[:1], {"alignments": True, "word_scores": True}), content["results"][0]["outputs"]
     assert [(tuple(each["source"]), tuple(each["target"])) for each in found["alignment"]] == own.alignment.links
     assert found["word_scores"] == pytest.approx(own.word_scores, abs=1e-4) and "alignment" not in one
+    assert len(found["token_scores"]) == len(found["tokens"]) + 1 and found["score"] <= 0
+    one = served.post(text=LINES[0])[1]["results"][0]["outputs"][0]
+    assert not {"score", "token_scores", "word_scores"} & one.keys()
     status, content = served.post(text="The file does not exist.", target="fra")
     assert status == 200 and content["model"] == "docs.en-fr" and content["target"] == "fr"
     assert served.ask("GET", "/v1/models")[2][1] == {"name": "docs.en-fr", "sources": ["en"], "targets": ["fr"]}

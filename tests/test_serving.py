@@ -29,11 +29,12 @@ PAIR = str(ROOT / "data" / "demo.en-de")
 LINES = (ROOT / "data" / "demo.txt").read_text(encoding="utf-8").splitlines()
 OPTIONS: list[dict] = [
     {},
+    {"scores": True},
     {"beam": 3, "nbest": 2, "lenpen": 0.5},
-    {"sampling": True, "seed": 5, "num_samples": 2},
-    {"sampling": True, "rule": "rejection", "temperature": 0.7, "seed": 3},
+    {"sampling": True, "seed": 5, "num_samples": 2, "scores": True},
+    {"sampling": True, "rule": "rejection", "temperature": 0.7, "seed": 3, "scores": True},
     {"beta": 3, "tau": 1.0},
-    {"windows": "sentence", "no_repeat_ngram_size": 2},
+    {"windows": "sentence", "no_repeat_ngram_size": 2, "scores": True},
     {"sampling": True, "mbr": 3},
     {"max_len_b": 5, "too_long": "truncate"},
 ]
@@ -70,7 +71,8 @@ def translator(settings, kept={}):  # noqa: B006
 def plain(results):
     """What may not differ: everything but the drafts, which nothing depends on. A call that asks for several gets lists."""
     results = [one for each in results for one in (each if isinstance(each, list) else [each])]
-    return [(each.text, each.tokens, [round(score, 4) for score in each.token_scores], each.sample, each.cut) for each in results]
+    scores = [each.token_scores and [round(score, 4) for score in each.token_scores] for each in results]
+    return [(each.text, each.tokens, own, each.sample, each.cut) for each, own in zip(results, scores)]
 
 
 async def finished(served):

@@ -76,7 +76,14 @@ def test_groups_join_stream_and_leave_while_others_are_in_flight(world):
     model, verifier, tilt, sources, limits, expected = world
     rng, interrupted, how = random.Random(0), 0, Sampling(0.8, top_k=9)
     requests = [
-        Request(index, source, limit, sampling=how if index % 4 else None, seeds=[mixed(index, n) for n in range(1 + index % 3)])
+        Request(
+            index,
+            source,
+            limit,
+            sampling=how if index % 4 else None,
+            seeds=[mixed(index, n) for n in range(1 + index % 3)],
+            scores=index % 5 > 1,
+        )
         for index, (source, limit) in enumerate(zip(sources, limits))
     ]
     outputs = {
@@ -98,7 +105,7 @@ def test_groups_join_stream_and_leave_while_others_are_in_flight(world):
                 stream = streams[request, output]
                 stream[0].extend(tokens), stream[1].extend(scores)
                 if whole:
-                    assert (whole.index, whole.output) == (request, output) and stream == (whole.tokens, whole.token_scores)
+                    assert (whole.index, whole.output) == (request, output) and stream == (whole.tokens, whole.token_scores or [])
                     done.append(whole)
             assert len(session.prefix) <= rows
             if rng.random() < 0.4:
@@ -109,7 +116,7 @@ def test_groups_join_stream_and_leave_while_others_are_in_flight(world):
                 assert len(found) == len(flying) and not session.prefix.group(index)
                 for each in found:
                     tokens, scores = streams[index, each.output]
-                    assert (tokens, scores) == (each.tokens[: len(tokens)], each.token_scores[: len(scores)])
+                    assert (tokens, scores) == (each.tokens[: len(tokens)], (each.token_scores or [])[: len(scores)])
                 cancelled |= {index} & known
                 partial += found
         assert session.step() == []
@@ -227,7 +234,11 @@ def test_prefill_is_plain_decoding_with_forced_tokens(world, rule, kernels):
     for index, source in enumerate(sentences(12, seed=5)):
         forced = [rng.randrange(4, WORDS) for _ in range(rng.choice([0, 1, 7, 30, 50]))]
         limit, seeds = rng.choice([5, 40, 60]), [index] * rng.choice([1, 1, 2])
-        requests.append(Request(index, source, limit, len(forced) + 1, forced, seeds=seeds, **(options if index % 4 else {})))
+        requests.append(
+            Request(
+                index, source, limit, len(forced) + 1, forced, seeds=seeds, scores=index % 5 > 0, **(options if index % 4 else {})
+            )
+        )
     outputs = []
     for drafter in (NoDrafter(), Knowing([[5] * 60] * 12, 0.3)):
         stats = DecodeStats()
@@ -240,7 +251,8 @@ def test_prefill_is_plain_decoding_with_forced_tokens(world, rule, kernels):
             assert each.prefilled == count and each.tokens[:count] == list(request.forced[:count])
             said = log_probabilities(model, request.tokens, each.tokens[:count], tilt)[:count].tolist()
             expected = [row[token] for row, token in zip(said, each.tokens)]
-            assert each.token_scores[:count] == pytest.approx(expected, abs=1e-3 if kernels else 1e-5)
+            assert request.scores or each.token_scores is None
+            assert (each.token_scores or expected)[:count] == pytest.approx(expected, abs=1e-3 if kernels else 1e-5)
             if not kernels and not (request.sampling or request.tolerance):
                 assert each.tokens == constrained(model, request, tilt)
     if rule in (None, Sampling(0.8)):
@@ -554,7 +566,7 @@ def test_max_tokens_bounds_what_is_in_flight(world):
 def test_forced_tokens_have_the_scores_of_decoded_ones(dtype):
     """To the last bit, on the kernels: a greedy output forced upon the model scores as it did when it was decoded."""
     verifier = ModelVerifier(on_kernels(wide_verifier(**KERNEL_SHAPES["pre-norm"]), dtype=dtype)[0])
-    requests = [Request(index, source, 12) for index, source in enumerate(sentences(20, seed=3))]
+    requests = [Request(index, source, 12, scores=True) for index, source in enumerate(sentences(20, seed=3))]
     decoded = [each for each in run(verifier, NoDrafter(), requests, 0, 4)[0] if each.tokens]
     forced = [replace(requests[each.index], forced=each.tokens[: max(1, len(each.tokens) - 1)]) for each in decoded]
     again = run(verifier, NoDrafter(), [replace(each, index=n) for n, each in enumerate(forced)], 0, 3)[0]

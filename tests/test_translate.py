@@ -783,7 +783,7 @@ def test_trace_shows_every_draft(folder, source, lines, tmp_path, capfd):
 
 def test_the_python_interface(folder, lines):
     translator = Translator.from_pretrained(folder, strategy="specdec", block_size=4, max_len_b=12, threads=1)
-    results = translator.translate(lines, batch_size=4)
+    results = translator.translate(lines, batch_size=4, scores=True)
     streamed = translator.stream(iter(lines), buffer_size=3, batch_size=2)
     assert [result.tokens for result in streamed] == [result.tokens for result in results]
     for line, result in zip(lines, results):

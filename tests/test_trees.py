@@ -188,6 +188,7 @@ def test_the_output_is_that_without_drafts(dtype, how):
                 sampling=rng.choice((DRAWN[how], DRAWN[how], None)),
                 seeds=[rng.randrange(99)],
                 no_repeat=rng.choice((0, 0, 1, 2)),
+                scores=index % 3 > 0,
             )
             for index, source in enumerate(sentences(10, seed=4))
         ]

@@ -42,7 +42,9 @@ def said():
     for name, settings in CASES.items():
         try:
             translator = Translator.from_pretrained(str(ROOT / "data" / "demo.en-de"), threads=1, **settings)
-            results = translator.translate(LINES, alignments=settings.get("strategy") != "drafter")
+            results = translator.translate(
+                LINES, **dict.fromkeys(("alignments", "scores"), settings.get("strategy") != "drafter")
+            )
             found[name] = [(each.text, each.token_scores, each.alignment and each.alignment.pairs) for each in results]
         except (ValueError, ImportError) as error:
             found[name] = str(error)

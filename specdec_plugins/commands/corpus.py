@@ -33,7 +33,14 @@ from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES
 SHARD_SIZE = 1_000_000  # bytes: some 10,000 lines, minutes of a core
 COMPRESSED = ("gz", "zst")
 # Options of specdec-translate that have no place here, as `Answerer` reads them.
-ABSENT: dict[str, Any] = {"hint": None, "trace": False, "markup": None, "ignore_tags": None, "remove_bpe": False}
+ABSENT: dict[str, Any] = {
+    "hint": None,
+    "trace": False,
+    "markup": None,
+    "ignore_tags": None,
+    "remove_bpe": False,
+    "min_confidence": None,
+}
 
 
 def parser() -> Parser:

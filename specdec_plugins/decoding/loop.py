@@ -59,8 +59,9 @@ class Session:
         request.check(self.limits)
         if self.prefix.symbols.eos in request.forced:
             raise ValueError(f"request {request.index}: the forced tokens include eos, which ends an output")
-        if request.beam is not None and isinstance(self.runner.verifier, Unverified):
-            raise ValueError(f"request {request.index}: beam search needs a verifier")
+        if request.scored and isinstance(self.runner.verifier, Unverified):
+            what = "scores need" if request.beam is None else "beam search needs"
+            raise ValueError(f"request {request.index}: {what} a verifier")
         if request.rows > self.rows:
             what = "outputs" if request.beam is None else "live hypotheses"
             raise ValueError(f"request {request.index}: {request.rows:,} {what} need as many rows; there are {self.rows:,}")

@@ -77,8 +77,8 @@ class Prefix:
         ]
 
     def scored(self) -> list[bool]:
-        """The rows whose scores are wanted."""
-        return [request.scores for request in self.requests]
+        """The rows whose scores the acceptance rule computes; a search has its own."""
+        return [request.scores and request.beam is None for request in self.requests]
 
     def admit(self, requests: Sequence[Request]) -> None:
         """Append the groups of some requests, with nothing committed."""
@@ -175,13 +175,11 @@ class Prefix:
 
     def hypothesis(self, row: int) -> Hypothesis:
         """A row's output so far. One that stops at the limit has no score for eos, unless the model's rules write it."""
-        output, limit = self.outputs[row], self.requests[row].limit
-        tokens = output[:-1] if output[-1:] == [self.symbols.eos] else output
-        scores = self.scores[row] if self.constraints.rules.ends else self.scores[row][:limit]
+        request, output, scores = self.requests[row], self.outputs[row], self.scores[row]
         return Hypothesis(
-            self.requests[row].index,
-            tokens,
-            scores,
+            request.index,
+            output[:-1] if output[-1:] == [self.symbols.eos] else output,
+            (scores if self.constraints.rules.ends else scores[: request.limit]) if request.scores else None,
             self.steps[row],
             self.cut[row],
             self.numbers[row],
@@ -220,7 +218,7 @@ class Prefix:
             if row in finished:
                 for output in self.hypotheses(row):
                     size = self.reported[row] if request.beam is None or not output.output else 0
-                    new = output.tokens[size:], output.token_scores[size:]
+                    new = output.tokens[size:], (output.token_scores or [])[size:]
                     commits.append(Commit(request.index, output.output, *new, output, output.steps))
                 continue
             size, tokens, scores, steps = self.reported[row], self.outputs[row], self.scores[row], self.steps[row]

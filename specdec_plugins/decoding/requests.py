@@ -28,8 +28,8 @@ class Request:
 
     ``tokens`` end with eos. Outputs have ``min_length`` to ``limit`` tokens before eos and begin with the ``forced`` ones, after
     those that the model prescribes. ``tolerance`` replaces the session's. With ``sampling``, output n uses ``seeds[n]`` (int64).
-    ``hint`` is an earlier translation, without eos. With ``no_repeat`` n > 0 no output repeats an n-gram. ``scores``: whether the
-    scores of tokens are wanted, each a sum over the vocabulary; a beam search has them anyway.
+    ``hint`` is an earlier translation, without eos. With ``no_repeat`` n > 0 no output repeats an n-gram. ``scores`` of
+    tokens are on demand: each is a sum over the vocabulary. A beam search has them anyway.
     """
 
     index: int
@@ -43,7 +43,7 @@ class Request:
     hint: Sequence[int] = ()
     no_repeat: int = 0
     beam: Beam | None = None
-    scores: bool = True
+    scores: bool = False
 
     @property
     def rows(self) -> int:
@@ -58,6 +58,11 @@ class Request:
     @property
     def outputs(self) -> int:
         return len(self.seeds) if self.beam is None else self.beam.nbest
+
+    @property
+    def scored(self) -> bool:
+        """Whether outputs have scores."""
+        return self.scores or self.beam is not None
 
     @property
     def depends_on_drafts(self) -> bool:
@@ -123,13 +128,13 @@ class Step(NamedTuple):
 class Hypothesis:
     """Output number ``output`` of request ``index``.
 
-    ``tokens`` end before eos; ``token_scores`` (nats, the verifier's) include it, as in fairseq. The first ``prefilled`` tokens
-    were forced and belong to no step. ``error`` ended the request early.
+    ``tokens`` end before eos; ``token_scores`` (nats, the verifier's) include it, as in fairseq; None if not asked for. The first
+    ``prefilled`` tokens were forced and belong to no step. ``error`` ended the request early.
     """
 
     index: int
     tokens: list[int]
-    token_scores: list[float]
+    token_scores: list[float] | None
     steps: list[Step]
     cut: bool  # the length limit ended it, not the model
     output: int = 0
@@ -141,8 +146,8 @@ class Hypothesis:
 class Commit(NamedTuple):
     """What a step added to an output, and the whole output once it has finished.
 
-    An output's commits concatenate to its hypothesis: nothing is taken back. ``tokens`` end before eos. ``steps`` are all of the
-    output's so far, and grow; those of a search come at its end.
+    An output's commits concatenate to its hypothesis: nothing is taken back. ``tokens`` end before eos. ``scores`` are empty if
+    not asked for. ``steps`` are all of the output's so far, and grow; those of a search come at its end.
     """
 
     request: int

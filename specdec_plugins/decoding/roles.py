@@ -113,8 +113,9 @@ class Verifier(Role, Protocol):
         return None
 
     def prefill(self, state: Any, prefix: Prefix, tokens: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Read the forced tokens after each row's prefix, if any, and return their log-probabilities (nats)."""
-        return [[0.0] * len(row) for row in tokens]
+        """Read the forced tokens after each row's prefix, if any, and return their log-probabilities (nats) in rows that want
+        scores; [] in others."""
+        return [[] for _ in tokens]
 
     def score(self, state: Any, prefix: Prefix, draft: Draft, want: Want = LOGITS) -> Pass | None:
         """The pass over a draft; None if nothing is scored."""

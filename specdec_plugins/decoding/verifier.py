@@ -52,9 +52,11 @@ class ModelVerifier(Verifier):
         return self.model.read(state, Reading(tokens, positions, parents=parents, want=want))
 
     def prefill(self, state: RowState, prefix: Prefix, tokens: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Read forced tokens after each row's prefix; a row without any reads nothing."""
+        """Read forced tokens after each row's prefix; a row without any reads nothing. Returns the scores that are wanted."""
         fresh = [[last, *row[:-1]] if row else [] for last, row in zip(prefix.last, tokens)]
-        return self.model.read(state, Reading(fresh, list(map(len, prefix.outputs)))).scores(tokens)
+        scored = [row if request.scored else [] for request, row in zip(prefix.requests, tokens)]
+        firsts = [len(row) - len(some) for row, some in zip(tokens, scored)]  # no logits where no scores are wanted
+        return self.model.read(state, Reading(fresh, list(map(len, prefix.outputs)), firsts)).scores(scored)
 
     def commit(self, state: RowState, prefix: Prefix, draft: Draft, verdict: Verdict) -> None:
         """Move the cache entries of accepted tree paths to follow the prefix, where a chain's already are."""
@@ -75,6 +77,6 @@ class Unverified(Verifier):
 
 
 def accept_all(scores: None, draft: Draft, prefix: Prefix | None = None) -> Verdict:
-    """The rule without a verifier: drafts are outputs, with scores of 0 and no own tokens."""
+    """The rule without a verifier: drafts are outputs, without scores and own tokens."""
     sizes = list(map(len, draft.tokens))
-    return Verdict(sizes, None, [[0.0] * size for size in sizes], [False] * len(sizes))
+    return Verdict(sizes, None, [[] for _ in sizes], [False] * len(sizes))

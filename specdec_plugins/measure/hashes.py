@@ -32,7 +32,8 @@ Hashes = dict[str, dict[str, str]]  # by data type and way to decode: of tokens 
 
 def of(results: Sequence["Translation"]) -> dict[str, str]:
     """The sha256 of the outputs' tokens, and of the bits of their scores."""
-    scores = b"".join(struct.pack(f"<{len(each.token_scores) + 1}d", *each.token_scores, each.score) for each in results)
+    own = [(*(each.token_scores or ()), each.score) for each in results]
+    scores = b"".join(struct.pack(f"<{len(each)}d", *each) for each in own)
     tokens = json.dumps([each.tokens for each in results]).encode()
     return {"tokens": hashlib.sha256(tokens).hexdigest(), "scores": hashlib.sha256(scores).hexdigest()}
 
@@ -43,7 +44,7 @@ def hashes(pair: "Pair", lines: Sequence[str], kernels: str | None = None, dtype
     from specdec_plugins.translator import Translator
 
     return {
-        f"{dtype} {name}": of(Translator(pair, Settings(dtype=dtype, kernels=kernels, **how)).translate(lines))
+        f"{dtype} {name}": of(Translator(pair, Settings(dtype=dtype, kernels=kernels, **how)).translate(lines, scores=True))
         for dtype in dtypes
         for name, how in DECODING.items()
     }

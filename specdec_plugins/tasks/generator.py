@@ -97,7 +97,7 @@ class EngineGenerator:
                 forced = forced[: forced.index(self.eos)]
                 most = max(1, min(limit, len(forced)))
             least = min(options.min_len, most)
-            how = {"forced": forced, "no_repeat": options.no_repeat_ngram_size, **self.how(line)}
+            how = {"forced": forced, "no_repeat": options.no_repeat_ngram_size, "scores": True, **self.how(line)}
             requests.append(Request(index, source, most, least, **how))
         groups: list[list[dict[str, Any]]] = [[] for _ in requests]
         rows = len(requests) * self.rows
@@ -111,8 +111,8 @@ class EngineGenerator:
 
     def hypothesis(self, output: Hypothesis) -> dict[str, Any]:
         """An output as fairseq's dictionary."""
-        scores = torch.tensor(output.token_scores)
-        score = output.score
+        assert output.token_scores is not None
+        scores, score = torch.tensor(output.token_scores), output.score
         if score is None:
             score = math.fsum(output.token_scores) / power(len(scores), self.length_penalty)
         return {

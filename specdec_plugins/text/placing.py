@@ -41,8 +41,9 @@ class Unit:
 @dataclass(frozen=True)
 class Placed:
     """A translated unit: text, and the indices of its marks. ``changed``: it differs from the source. ``confidence``: the lowest
-    of its sentences' (geometric mean of the probabilities of the tokens). ``unplaced``: terms of a glossary that it lacks.
-    ``missing``: numbers and placeholders that it lacks. ``same``: it has words, and none of them was translated."""
+    of its sentences' (geometric mean of the probabilities of the tokens), 1 without scores. ``unplaced``: terms of a glossary
+    that it lacks. ``missing``: numbers and placeholders that it lacks. ``same``: it has words, and none of them was
+    translated."""
 
     pieces: Pieces
     changed: bool

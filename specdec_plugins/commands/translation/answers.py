@@ -81,6 +81,7 @@ class Answerer:
             "source_lang": options.source_lang,
             "target_lang": options.target_lang,
             "alignments": options.alignments,
+            "scores": options.strategy != "drafter" and (options.format != "text" or options.min_confidence is not None),
             "word_scores": options.word_scores,
             "protect": pattern(options.protect_pattern or "") if options.protect or options.protect_pattern else None,
             "glossary": Glossary.read(options.glossary) if options.glossary else None,
@@ -191,7 +192,7 @@ def as_json(number: int, line: str, outputs: Sequence["Translation"], reference:
             **({"sample": output.sample} if len(outputs) > 1 else {}),
             "text": output.text,
             "tokens": output.tokens,
-            "score": output.score if output.token_scores and options.strategy != "drafter" else None,
+            "score": output.score if output.token_scores else None,
             "drafter": output.drafter,
             "iterations": output.iterations,
             "drafted": output.drafted,
@@ -215,6 +216,7 @@ def as_fairseq(
     if reference is not None:
         lines.append(f"T-{number}\t{reference}")
     for output in outputs:
+        assert output.score is not None and output.token_scores is not None
         score = output.score / math.log(2)
         lines += [
             f"H-{number}\t{score}\t{join(output.tokens)}",

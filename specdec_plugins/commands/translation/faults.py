@@ -125,5 +125,7 @@ def format_faults(options: argparse.Namespace) -> Iterator[Fault]:
         yield "output", "would have two files of one name"
     if options.min_confidence is not None and not files:
         yield "min_confidence", "is for files of other formats than lines, or with -o DIR"
+    if options.min_confidence is not None and options.strategy == "drafter":
+        yield "min_confidence", "requires scores, which strategy drafter does not produce"
     if options.min_confidence is not None and not 0 <= options.min_confidence <= 1:
         yield "min_confidence", f"{options.min_confidence:g} is not between 0 and 1"

@@ -41,7 +41,8 @@ class Call(BaseModel):
     )
     too_long: Literal["error", "truncate", "skip"] = Field("error", description="what to do with overlong texts")
     alignments: bool = Field(False, description="which words of the text the translation's words come from")
-    word_scores: bool = Field(False, description="the mean score of each word's tokens")
+    scores: bool = Field(False, description="the scores of tokens, which a beam search has anyway")
+    word_scores: bool = Field(False, description="the mean score of each word's tokens, and the other scores")
     trace: bool = Field(False, description="what each pass accepted and refused")
     glossary: list[Annotated[list[str], Field(min_length=2, max_length=2)]] | None = Field(
         None, description="terms to use: source and translation", max_length=TERMS, examples=[[["dog", "Köter"]]]
@@ -66,8 +67,10 @@ class Pass(BaseModel):
 class Output(BaseModel):
     text: str
     tokens: list[str] = Field(description="subwords")
-    score: float | None = Field(description="a beam's score, otherwise the tokens' mean log-probability in nats")
-    token_scores: list[float | None] = Field(description="log-probabilities in nats; the last is that of the end")
+    score: float | None = Field(None, description="with scores: a beam's, otherwise the tokens' mean log-probability in nats")
+    token_scores: list[float | None] | None = Field(
+        None, description="with scores: log-probabilities in nats; the last is that of the end"
+    )
     drafter: str | None
     iterations: int = Field(description="verifier passes")
     drafted: int = Field(description="tokens")
@@ -122,7 +125,7 @@ def router(service: Service) -> APIRouter:
         given = {name: getattr(call, name) for name in call.model_fields_set & PER_REQUEST}
         options = {name: value for name, value in given.items() if value is not None}
         head = {"model": route.model.name, "source": route.source, "target": route.target}
-        rest = {name: getattr(call, name) for name in ("too_long", "alignments", "word_scores")} | route.languages
+        rest = {name: getattr(call, name) for name in ("too_long", "alignments", "scores", "word_scores")} | route.languages
         if call.glossary:
             with refusals():
                 rest["glossary"] = Glossary.of(call.glossary)
@@ -225,8 +228,6 @@ def result(outputs: Sequence[Translation], tokens: Tokens | None) -> dict[str, A
             {
                 "text": each.text,
                 "tokens": each.tokens,
-                "score": each.score if each.token_scores else None,
-                "token_scores": each.token_scores,
                 "drafter": each.drafter,
                 "iterations": each.iterations,
                 "drafted": each.drafted,
@@ -245,4 +246,6 @@ def annotations(output: Translation) -> dict[str, Any]:
     links = [] if output.alignment is None else [{"source": one, "target": other} for one, other in output.alignment.links]
     found: dict[str, Any] = {} if output.alignment is None else {"alignment": links}
     found |= {name: value for name in ("unplaced", "missing_numbers") if (value := getattr(output, name))}
-    return found | ({"word_scores": output.word_scores} if output.word_scores else {})
+    if output.token_scores is not None:
+        found |= {"score": output.score if output.token_scores else None, "token_scores": output.token_scores}
+    return found | ({} if output.word_scores is None else {"word_scores": output.word_scores})
