@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import test_native_loop
 import torch
 from naive import side_of
 from test_kernels import variant  # noqa: F401
@@ -219,7 +218,6 @@ def screens(monkeypatch):
 @torch.inference_mode()
 def test_the_native_loop(screens, monkeypatch):
     """It is the session's own iterations, which read all logits, also beside rows that want scores."""
-    monkeypatch.setattr(test_native_loop, "check_balance", lambda stats, outputs: None)  # it counts scores
     screened, run = [], Batch.run
     monkeypatch.setattr(Batch, "run", lambda self, times: (run(self, times), screened.append(self.call.screened_passes))[0])
     for rows, longest in ((1, 6), (3, 9), (8, 4)):
