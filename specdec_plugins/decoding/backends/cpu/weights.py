@@ -151,10 +151,11 @@ def screen_of(output: Output, dtype: str, engine: Engine) -> Screen | None:
     return Screen(output.weight, output.bias, width // 4 // TILE * TILE, engine.library)
 
 
-def plane_of(projection: NativeLinear, spec: ModelSpec, dtype: str) -> Plane | None:
+def plane_of(projection: NativeLinear | None, spec: ModelSpec, dtype: str) -> Plane | None:
     """Of a verifier's int8 output layer, where it saves time. A cap is not monotone to the last bit."""
-    fits = dtype == "int8" and not spec.output.cap and projection.inputs <= Plane.MOST_INPUTS
-    return Plane(projection) if fits and Plane.worth(projection) else None
+    if projection is None or dtype != "int8" or spec.output.cap or projection.inputs > Plane.MOST_INPUTS:
+        return None
+    return Plane(projection) if Plane.worth(projection) else None
 
 
 class Embeddings:
