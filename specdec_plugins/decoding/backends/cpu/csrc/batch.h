@@ -46,8 +46,9 @@ struct Engine {
         if (kept.size() < team.size * judge.forbidden.size()) kept.resize(team.size * judge.forbidden.size());
         repeated.resize(team.size), excluded.resize(team.size), computed.assign(team.size, 0);
     }
-    // Memory for the bounds of a pass over scratch.rows.
+    // Memory for the bounds of a pass over scratch.rows; none without a plane.
     Bounds bounds_of(const Plane* plane, int64_t results) {
+        if (!plane) return {nullptr, scratch.input, nullptr, nullptr};
         if (bounds.size() < size_t(results) * plane->exact.panels) bounds.resize(results * plane->exact.panels);
         row_of.resize(results);
         for (size_t row = 0; row < scratch.rows.size(); ++row) row_of[scratch.rows[row].target] = int(row);
@@ -249,6 +250,7 @@ struct Judging {
     }
 
   private:
+    // By bounds: a member computes the panels that its position needs.
     Chosen lazily(Engine& engine, int member, const Draft& draft, int64_t k, int64_t at) const {
         engine.judge.bans(draft, k, engine.excluded[member]);
         Lazy values(*bounds, at, logits + at * engine.judge.vocabulary, engine.excluded[member]);
@@ -256,7 +258,7 @@ struct Judging {
         engine.computed[member] += values.panels;
         return chosen;
     }
-    // The logits (V) of a result.
+    // The logits (V) of a result; where bounds are no numbers, they are computed now.
     float* all(float* values, int64_t at) const {
         if (!bounds) return values;
         const int row = bounds->rows[at];

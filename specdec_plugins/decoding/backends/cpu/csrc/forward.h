@@ -555,6 +555,7 @@ class Forward {
         });
     }
 
+    // Upper bounds of logits for half of what their weights cost: see screen.h.
     void bound(const Part& part) {
         each_row(part, [&](int row) { norms[row] = input.norm(row, stack.width); });
         sync();

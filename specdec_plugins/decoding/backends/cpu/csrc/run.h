@@ -68,7 +68,7 @@ class Machine {
         pass.masses = {call.attention, call.attention_size, call.layer, uint64_t(call.heads)};
         const Plane* plane = call.verifier->plane;
         const bool screened = plane && screens(engine, int64_t(engine.scratch.rows.size()));
-        const Bounds bounds = screened ? engine.bounds_of(plane, batch * width) : Bounds{nullptr, engine.scratch.input, nullptr, nullptr};
+        const Bounds bounds = engine.bounds_of(screened ? plane : nullptr, batch * width);
         pass.bounds = bounds.bounds;
         Forward forward(*call.verifier, pass, engine.team, engine.scratch);
         const JudgeCall judge = chains.judge_call(width);

@@ -20,9 +20,7 @@ namespace {
 // The upper four bits of an int8 layer's weights, and what bounds the lower ones.
 class Plane {
   public:
-    static constexpr int MOST_INPUTS = 1 << 16;  // sums of bounds then have 32 bits
-
-    // Reads `exact` also later.
+    // Of up to 65,536 inputs, so that bounds have 32 bits. Reads `exact` also later.
     explicit Plane(const Linear& exact) : exact(exact), upper(exact.outputs, exact.inputs, INT4), lower(size_t(exact.panels) * TILE) {
         for (int panel = 0; panel < exact.panels; ++panel) take(panel);
     }
