@@ -141,6 +141,24 @@ class Norm:
         return replace(self, weight=self.weight * factor, bias=None if self.bias is None else self.bias * factor)
 
 
+class Plane(Handle):
+    """The upper four bits of an int8 output layer's weights: bounds of its logits, from half the bytes (csrc/screen.h)."""
+
+    MOST_INPUTS = 1 << 16
+
+    def __init__(self, linear: NativeLinear):
+        self.linear = linear  # which it reads, too
+        super().__init__(linear.library, "plane", linear.pointer)
+        self.rows = self.worth(linear)
+
+    @staticmethod
+    def worth(linear: NativeLinear) -> int:
+        """Rows of a pass up to which a plane saves time; 0: never."""
+        rows = integers([0])
+        linear.library.specdec_plane_rows(linear.pointer, start(rows))
+        return rows[0]
+
+
 class Screen:
     """Finds the largest logits of a large int4 output layer by approximations (after SVD-softmax, Shim et al. 2017): see
     `Forward::screen` in forward.h."""
@@ -176,12 +194,13 @@ class Stack(Handle):
         cap: float | None = None,
         gate: NativeLinear | None = None,
         screen: Screen | None = None,
+        plane: Plane | None = None,
     ):
         """Of a ``side`` of a model, without its norms; those are given. ``tokens`` (V, D), ``positions`` (P, D), ``rotation``
         (P, K). ``cap``: of logits. ``gate`` is the successor network's. With a ``screen`` of the projection most logits are
-        approximate.
+        approximate. Passes may be screened by a ``plane`` of it.
         """
-        self.engine, self.projection, self.gate, self.screen = engine, projection, gate, screen
+        self.engine, self.projection, self.gate, self.screen, self.plane = engine, projection, gate, screen, plane
         # Passes read them: tokens as they are stored, so that a mapped file's rows are read as they are needed.
         tokens = np.ascontiguousarray(array_of(tokens))
         tokens = tokens if tokens.dtype.name in TABLES else floats(tokens)
@@ -212,6 +231,7 @@ class Stack(Handle):
             gate=gate and gate.pointer,
             basis=screen and screen.basis.pointer,
             screen=screen and screen.weights.pointer,
+            plane=plane and plane.pointer,
             logits_cap=cap or 0,
         )
         kept_norms = [set_norm(call, name, norm) for name, norm in (("embedding_norm", embedding_norm), ("last_norm", last_norm))]

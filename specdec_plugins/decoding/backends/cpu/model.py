@@ -29,7 +29,7 @@ from specdec_plugins.decoding.backends.cpu.cache import KVCache
 from specdec_plugins.decoding.backends.cpu.passes import BlockPass, CausalPass
 from specdec_plugins.decoding.backends.cpu.runner import CpuRunner
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
-from specdec_plugins.decoding.backends.cpu.weights import Embeddings, Output, Weights, screen_of
+from specdec_plugins.decoding.backends.cpu.weights import Embeddings, Output, Weights, plane_of, screen_of
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.sources import Sources
 from specdec_plugins.decoding.compiled import Library, library
@@ -177,6 +177,7 @@ class CpuModel:
             cap=self.spec.output.cap,
             gate=self.successor and self.successor.gate,
             screen=screen_of(output, dtype, engine),
+            plane=None if weights.drafts else plane_of(projection, self.spec, dtype),
         )
         side = self.spec.decoder
         self.layers, self.entry = side.layers, 2 * side.key_width

@@ -61,7 +61,7 @@ class CpuRunner(Runner):
         if asked:
             stats.lap("drafting", prefix.device)
         observes = self.native is None and (asked or self.drafter.traits.follows)
-        batch = Batch(self, prefix, plan, alone, draft, tolerance, self.drafter.traits.wants if observes else LOGITS)
+        batch = Batch(self, prefix, plan, alone, draft, tolerance, self.drafter.traits.wants if observes else None)
         encoding = batch.run(1 if observes else times)
         done, call = batch.iterations(), self.call
         order, over, searched = self.searches.place(alone, self.verifying, prefix, call.taken)
@@ -109,10 +109,10 @@ class Batch:
         alone: list[int],
         draft: Draft,
         tolerance: Tolerance,
-        want: Want,
+        want: Want | None,
     ):
-        """Of the rows ``alone``; the others search."""
-        self.runner, self.prefix, self.plan, self.alone, self.want = runner, prefix, plan, alone, want
+        """Of the rows ``alone``; the others search. ``want``: what the drafter observes of the last pass, if it does."""
+        self.runner, self.prefix, self.plan, self.alone, self.observed = runner, prefix, plan, alone, want
         self.call, self.drafting, self.state = runner.call, runner.native, runner.verifying
         self.rows = prefix if len(alone) == len(prefix) else prefix.some(alone)
         self.positions = list(map(len, self.rows.outputs))
@@ -126,6 +126,8 @@ class Batch:
         call, state, model, prefix = self.call, self.state, self.runner.model, self.prefix
         batch, needed = len(self.alone), prefix.longest + self.longest + 1
         state.encode()
+        plane = model.stack.plane
+        call.screened = 0 if self.observed or plane is None else plane.rows
         call.batch, call.longest, call.steps = batch, self.longest, min(times, model.spec.decoder.max_positions)
         searching = self.runner.searches.begin(state, prefix, call.steps)
         state.cache.reserve(state.targets.bound, needed)
@@ -137,7 +139,7 @@ class Batch:
                 began = time.perf_counter()
                 drafter_state = self.drafting.prepare(self.runner.drafting, batch, self.longest, needed)
                 encoding = time.perf_counter() - began
-        want = self.drafting.wants if self.drafting else self.want
+        want = self.drafting.wants if self.drafting else self.observed or LOGITS
         self.results, fields = results_of(model, state, want, batch + searching, self.longest + 1)
         for name, value in fields.items():
             setattr(call, name, value)

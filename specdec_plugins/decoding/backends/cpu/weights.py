@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdec_plugins.decoding.backends.cpu.binding import TILE, Engine, NativeLinear, Norm, Screen, Stack, floats, mapped
+from specdec_plugins.decoding.backends.cpu.binding import TILE, Engine, NativeLinear, Norm, Plane, Screen, Stack, floats, mapped
 from specdec_plugins.decoding.loading import COPY, DRAFT_VOCABULARY, SUCCESSOR, spread
 from specdec_plugins.formats.arrays import Arrays
 from specdec_plugins.formats.positions import buckets, rotations
@@ -149,6 +149,13 @@ def screen_of(output: Output, dtype: str, engine: Engine) -> Screen | None:
     if dtype != "int4" or size <= 4096 or width < 512:
         return None
     return Screen(output.weight, output.bias, width // 4 // TILE * TILE, engine.library)
+
+
+def plane_of(projection: NativeLinear | None, spec: ModelSpec, dtype: str) -> Plane | None:
+    """Of a verifier's int8 output layer, where it saves time. A cap is not monotone to the last bit."""
+    if projection is None or dtype != "int8" or spec.output.cap or projection.inputs > Plane.MOST_INPUTS:
+        return None
+    return Plane(projection) if Plane.worth(projection) else None
 
 
 class Embeddings:

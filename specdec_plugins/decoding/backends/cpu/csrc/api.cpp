@@ -19,6 +19,7 @@
 #include "linear.h"
 #include "rank.h"
 #include "run.h"
+#include "screen.h"
 #include "team.h"
 #include "trees.h"
 
@@ -88,6 +89,14 @@ EXPORTED(void, pack, Linear* linear, const float* weight, const float* bias, int
     for (int o = 0; o < count; ++o) linear->pack(weight + size_t(o) * linear->inputs, bias ? bias[o] : 0.0f, first + o);
 }
 EXPORTED(void, linear_free, Linear* linear) { delete linear; }
+
+// What a packed int8 output layer of up to 65,536 inputs is screened with; it reads the layer as long as it lives.
+EXPORTED(Plane*, plane, const Linear* linear) {
+    return made([&] { return new Plane(*linear); });
+}
+EXPORTED(void, plane_free, Plane* plane) { delete plane; }
+// Rows of a pass up to which a plane of a layer saves time -> rows; 0: never.
+EXPORTED(void, plane_rows, const Linear* linear, int64_t* rows) { *rows = Plane::rows(*linear); }
 
 EXPORTED(Stack*, stack, const StackCall* call) {
     return made([&] { return new Stack(*call); });

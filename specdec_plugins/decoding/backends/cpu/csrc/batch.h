@@ -9,6 +9,7 @@
 #include "forward.h"
 #include "judge.h"
 #include "sample.h"
+#include "screen.h"
 #include "select.h"
 #include "team.h"
 
@@ -29,6 +30,11 @@ struct Engine {
     std::vector<Draws> draws;                    // (B)
     std::vector<Repeats> repeats;                // (B)
     std::vector<std::vector<Forbidden>> repeated;  // (threads) tokens that would repeat an n-gram
+    std::vector<std::vector<int64_t>> excluded;  // (threads) banned tokens of the position that is judged
+    Screening screening;
+    std::vector<int64_t> computed;  // (threads) panels of screened passes
+    std::vector<int> row_of;        // (B, width) the row of each result
+    std::vector<float> bounds;      // (B, width, panels)
     Input joined;                                // of heads: hidden states, and embeddings where they read these
     std::vector<float> mean;                     // (D) of an encoder's output
 
@@ -38,7 +44,15 @@ struct Engine {
         judge.forbidden.assign(banned, banned + count);
         judge.forbidden.push_back(eos);
         if (kept.size() < team.size * judge.forbidden.size()) kept.resize(team.size * judge.forbidden.size());
-        repeated.resize(team.size);
+        repeated.resize(team.size), excluded.resize(team.size), computed.assign(team.size, 0);
+    }
+    // Memory for the bounds of a pass over scratch.rows; none without a plane.
+    Bounds bounds_of(const Plane* plane, int64_t results) {
+        if (!plane) return {nullptr, scratch.input, nullptr, nullptr};
+        if (bounds.size() < size_t(results) * plane->exact.panels) bounds.resize(results * plane->exact.panels);
+        row_of.resize(results);
+        for (size_t row = 0; row < scratch.rows.size(); ++row) row_of[scratch.rows[row].target] = int(row);
+        return {plane, scratch.input, row_of.data(), bounds.data()};
     }
 };
 
@@ -190,6 +204,7 @@ struct Judging {
     const Draws* draws;            // (B); NULL: no row samples
     Origins origins;               // of the drafted tokens; empty if each was certain
     const Repeats* repeats;        // (B); NULL: no row bans repeats
+    const Bounds* bounds = nullptr;  // in place of logits, where no row samples or wants scores
 
     // Called before the team runs.
     void reserve(Engine& engine, int64_t vocabulary) const {
@@ -213,7 +228,10 @@ struct Judging {
             bool passes = true;
             for (int64_t k = (b + member) % size; passes && k <= offered; k += size) {
                 const int64_t at = b * width + k;
-                engine.chosen[at] = judge(draft, k, logits + at * judge.vocabulary, kept, engine.repeated[member], weights);
+                float* values = logits + at * judge.vocabulary;
+                engine.chosen[at] = bounds && bounds->plane->bounds(bounds->input.scale[bounds->rows[at]])
+                                        ? lazily(engine, member, draft, k, at)
+                                        : judge(draft, k, all(values, at), kept, engine.repeated[member], weights);
                 passes = engine.chosen[at].passes;
             }
         }
@@ -232,6 +250,23 @@ struct Judging {
     }
 
   private:
+    // By bounds: a member computes the panels that its position needs.
+    Chosen lazily(Engine& engine, int member, const Draft& draft, int64_t k, int64_t at) const {
+        engine.judge.bans(draft, k, engine.excluded[member]);
+        Lazy values(*bounds, at, logits + at * engine.judge.vocabulary, engine.excluded[member]);
+        const Chosen chosen = engine.judge(draft, k, values);
+        engine.computed[member] += values.panels;
+        return chosen;
+    }
+    // The logits (V) of a result; where bounds are no numbers, they are computed now.
+    float* all(float* values, int64_t at) const {
+        if (!bounds) return values;
+        const int row = bounds->rows[at];
+        const Linear& exact = bounds->plane->exact;
+        multiply(exact, bounds->input, {row, row + 1}, {0, exact.panels}, [&](int, int column) { return values + column; },
+                 [](float* to, Floats value) { store(to, value); });
+        return values;
+    }
     Origin origin(int64_t b) const {
         if (!origins.tokens) return {};
         const int64_t at = b * origins.width * origins.candidates;

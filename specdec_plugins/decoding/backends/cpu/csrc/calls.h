@@ -13,6 +13,7 @@
 namespace {
 
 struct Linear;
+class Plane;
 struct Stack;
 
 // ---- models
@@ -38,6 +39,7 @@ SHARED_STRUCT(StackCall,
     NormCall embedding_norm, last_norm;
     const Linear *projection, *gate;  // NULL: none
     const Linear *basis, *screen;     // see `Forward::screen`
+    const Plane* plane;               // of the projection
     double logits_cap;                // 0: none
 )
 // Cross-attention is missing in an encoder. A layer reads and writes layer `entries` of the caches.
@@ -252,6 +254,7 @@ SHARED_STRUCT(RunCall,
     const Stack* verifier;
     Caches caches;
     float *logits, *features;  // (B + S, K + 1, V), (B + S, K + 1, D) of the last pass; features NULL: not wanted
+    int64_t screened;          // passes over up to so many rows compute only those logits that choices need
     float* attention;          // (B + S, K + 1, attention_size): as in `ReadCall`
     int64_t attention_size, layer, heads;
     int64_t eos, banned_count;
@@ -268,6 +271,7 @@ SHARED_STRUCT(RunCall,
     float* scores;    // (steps, B, K + 1) of the accepted tokens and the own one, in `scored` rows
     double drafting_seconds, verifying_seconds, first_seconds;  // spent: in all iterations, and in the first one
     int64_t taken;                                              // iterations
+    int64_t screened_passes, computed_panels;  // those that were screened, and what they computed exactly
 )
 
 // For tests: what a query sees: see `Seen` in attention.h. Its listed positions come first, then its path.

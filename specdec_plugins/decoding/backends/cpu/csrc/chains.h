@@ -42,6 +42,11 @@ class Chains {
         return call.longest > 0 && room;
     }
 
+    // Whether no row reads other logits than the largest.
+    bool need_the_best() const {
+        return !call.sampling && std::none_of(rules.begin(), rules.end(), [](const JudgeRow& row) { return row.scored; });
+    }
+
     // The number of positions that the next iteration needs in the caches.
     int64_t needed() const {
         int64_t positions = 0;

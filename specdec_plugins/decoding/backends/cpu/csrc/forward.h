@@ -17,6 +17,7 @@
 #include "attention.h"
 #include "calls.h"
 #include "linear.h"
+#include "screen.h"
 #include "select.h"
 #include "team.h"
 #include "vectors.h"
@@ -119,6 +120,7 @@ struct Stack {
     const Linear* projection;  // NULL in an encoder
     const Linear* gate;        // of the successor network; NULL if there is none
     const Linear *basis, *screen;  // of a drafter's screen: see `Forward::screen`; NULL if it has none
+    const Plane* plane;            // of the projection; NULL if it has none
     float logits_cap;
     std::vector<Layer> layers{};
 
@@ -130,7 +132,7 @@ struct Stack {
           embedding{call.tokens, Table(call.kind), call.positions, float(call.embedding_scale), call.first, call.last,
                     bool(call.zero_start), {call.embedding_norm, int(call.width)}},
           last(call.last_norm, int(call.width)), projection(call.projection), gate(call.gate), basis(call.basis),
-          screen(call.screen), logits_cap(float(call.logits_cap)) {}
+          screen(call.screen), plane(call.plane), logits_cap(float(call.logits_cap)) {}
     int queries() const { return heads * size; }            // numbers of a query
     int entry() const { return 2 * key_heads * size; }      // and of an entry
     HeadShape shape(const Layer* layer) const {  // of self-attention in a layer; NULL: of cross-attention
@@ -167,6 +169,7 @@ struct Pass {
                           // pass ends after the layer of `masses`
     float* gates;         // (results, R); used if the stack has a gate
     float* features;      // (results, D), the input of the output layer; NULL if not wanted
+    float* bounds = nullptr;  // (results, panels of the projection) upper bounds of logits in place of these; NULL: not wanted
     const float* embeddings = nullptr;  // (.., D), indexed by the tokens in place of the token embeddings
     Masses masses{};
 };
@@ -189,6 +192,7 @@ struct Scratch {
     std::vector<float> x, queries, entries, results;
     Input input, mixed, hidden, reduced;
     std::vector<float> promise;                 // (N, panels of the projection) their largest approximate logits
+    std::vector<float> norms;                   // (N) lengths of the projection's inputs, of a pass for bounds
     std::vector<int> bounds;                    // the first row of each member's part
     std::vector<std::vector<float>> attention;  // of each member
 };
@@ -200,7 +204,7 @@ class Forward {
     Forward(const Stack& stack, const Pass& pass, Team& team, Scratch& scratch, bool alone = false)
         : stack(stack), pass(pass), team(team), rows(scratch.rows), values(scratch.x), queries(scratch.queries), results(scratch.results),
           input(scratch.input), mixed(stack.queries() == stack.width ? scratch.input : scratch.mixed), hidden(scratch.hidden),
-          reduced(scratch.reduced), promise(scratch.promise), bounds(scratch.bounds), attention(scratch.attention), count(int(rows.size())) {
+          reduced(scratch.reduced), promise(scratch.promise), norms(scratch.norms), bounds(scratch.bounds), attention(scratch.attention), count(int(rows.size())) {
         bool quantised = stack.projection && stack.projection->quantises();
         int inner = 0;
         for (const Layer& layer : stack.layers) {
@@ -212,6 +216,7 @@ class Forward {
             const size_t panels = size_t(count) * stack.projection->panels;
             if (promise.size() < panels) promise.resize(panels);
         }
+        if (pass.bounds && norms.size() < size_t(count)) norms.resize(count);
         input.resize(count, stack.width, quantised);
         mixed.resize(count, stack.queries(), quantised);
         hidden.resize(count, inner, quantised);
@@ -510,7 +515,9 @@ class Forward {
                 const float* from = &input.values[size_t(row) * stack.width];
                 std::copy(from, from + stack.width, pass.features + rows[row].target * stack.width);
             });
-        if (stack.screen)
+        if (pass.bounds)
+            bound(part);
+        else if (stack.screen)
             screen(part);
         else
             project(*stack.projection, input, pass.output, part);
@@ -548,6 +555,18 @@ class Forward {
         });
     }
 
+    // Upper bounds of logits for half of what their weights cost: see screen.h.
+    void bound(const Part& part) {
+        each_row(part, [&](int row) { norms[row] = input.norm(row, stack.width); });
+        sync();
+        const int panels = stack.projection->panels;
+        const auto place = [&](int row) { return pass.bounds + rows[row].target * panels; };
+        if (apart)
+            stack.plane->bound(input, norms.data(), part.rows, {0, panels}, place);
+        else
+            stack.plane->bound(input, norms.data(), {0, count}, portion(panels, part.member, team.size), place);
+    }
+
     void project(const Linear& linear, const Input& from, float* output, const Part& part) {
         const auto place = [&](int row, int column) { return output + rows[row].target * linear.outputs + column; };
         product(linear, from, part, place, keep);
@@ -559,7 +578,7 @@ class Forward {
     std::vector<Row>& rows;
     std::vector<float>&values, &queries, &results;
     Input &input, &mixed, &hidden, &reduced;  // `mixed`: what attention makes, apart where rows have another length
-    std::vector<float>& promise;
+    std::vector<float>&promise, &norms;
     std::vector<int>& bounds;
     std::vector<std::vector<float>>& attention;
     int count;   // rows still being computed

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "sample.h"
+#include "screen.h"
 #include "select.h"
 #include "vectors.h"
 
@@ -108,6 +109,26 @@ struct Judge {
         return {passes ? draft.tokens[k] : best, passes, cut, most};
     }
 
+    // The same for a row that draws no token, by logits as far as they are needed; there is no `most`.
+    Chosen operator()(const Draft& draft, int64_t k, Lazy& logits) const {
+        const int64_t eos = forbidden.back();
+        if (k < draft.offered) logits.of(draft.tokens[k]);  // a good first bound
+        logits.find_best();
+        const bool limit = k >= draft.rule.room, cut = limit && logits.best != eos;
+        const int64_t best = limit ? eos : logits.best;
+        const bool passes = k < draft.offered && (draft.tokens[k] == best || (!limit && tolerates(draft, logits, draft.tokens[k])));
+        return {passes ? draft.tokens[k] : best, passes, cut, NAN};
+    }
+
+    // The tokens banned after the first k of a draft.
+    void bans(const Draft& draft, int64_t k, std::vector<int64_t>& to) const {
+        to.assign(forbidden.begin(), forbidden.begin() + listed(k < draft.rule.minimum));
+        if (draft.repeats)
+            draft.repeats->each(draft.tokens, k, [&](int64_t token) {
+                if (token != forbidden.back()) to.push_back(token);
+            });
+    }
+
     // Bans tokens after the first k of a draft, eos if `early`, in the logits there (V); returns the largest banned logit.
     float ban(const Repeats* repeats, const int64_t* drafted, int64_t k, bool early, float* values, float* kept,
               std::vector<Forbidden>& repeated) const {
@@ -160,10 +181,16 @@ struct Judge {
     // Whether a token other than the best passes. Equal logits rank by token id.
     bool tolerates(const Draft& draft, const float* values, int64_t best, int64_t token) const {
         const float own = values[token];
-        if (draft.rule.beta < 2 || own == -INFINITY || double(values[best]) - double(own) > draft.rule.tau) return false;
+        if (!near(draft, own, values[best])) return false;
         int64_t rank = 0;
         for (int64_t i = 0; i < vocabulary; ++i) rank += values[i] > own || (values[i] == own && i < token);
         return rank < draft.rule.beta;
+    }
+    bool tolerates(const Draft& draft, Lazy& logits, int64_t token) const {
+        return near(draft, logits.of(token), logits.most) && logits.among(token, draft.rule.beta);
+    }
+    static bool near(const Draft& draft, float own, float most) {
+        return draft.rule.beta > 1 && own != -INFINITY && !(double(most) - double(own) > draft.rule.tau);
     }
 };
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <type_traits>
@@ -24,6 +25,8 @@ namespace {
 constexpr int C = TILE / W;  // vectors per row of a panel
 // Rows whose sums registers have room for: at most.
 constexpr int MAX_ROWS = VECTORS >= 32 ? 14 : 3;
+
+constexpr float ROUNDED_UP = 1 + 0x1p-20f;  // makes a float with a few rounding errors an upper bound
 
 // A product's input rows: float32, and also quantised if the weights need it. AVX2 adds the products of two neighbours in 16 bits.
 // Where two are too large for that together, their four inputs are halved; the other halves are the row's rests.
@@ -63,6 +66,18 @@ struct Input {
         }
         start[row] = -128 * total_of(total);
     }
+    // The length of a quantised row, rounded up.
+    float norm(int row, int inputs) const {
+        const int8_t *x = prepared.data() + size_t(row) * inputs, *other = rest.data() + size_t(row) * inputs;
+        int32_t total = 0;
+        for (int i = 0; i < inputs; ++i) total += x[i] * x[i];
+        for (int number = 0; number < rests[row]; ++number)  // (a + b)^2 = a^2 + b (2 a + b)
+            for (int each = 0; each < 4; ++each) {
+                const int32_t half = x[rest_of[size_t(row) * inputs / 4 + number] + each], b = other[4 * number + each];
+                total += b * (2 * half + b);
+            }
+        return std::sqrt(float(total)) * ROUNDED_UP;
+    }
 
   private:
     // Halves those fours of W inputs that have too large neighbours.
@@ -85,6 +100,8 @@ struct Input {
     }
 };
 
+template <class Weight>
+constexpr bool is_scaled = std::is_same_v<Weight, uint8_t> || std::is_same_v<Weight, Int4>;  // and its inputs are quantised
 template <class Weight>
 constexpr int BITS = std::is_same_v<Weight, Int4> ? 4 : 8 * sizeof(Weight);
 // Whether R rows are many: multiplying a cache line of weights takes at least six cycles.
@@ -225,6 +242,9 @@ void product_of(int rows, const X* x, int inputs, const Weight* w, float* to) {
     product<R>(x, inputs, w, to);
 }
 
+// What an exact sum means: monotone in it, so also in its rounding.
+INLINE Floats result_of(Ints sum, float scale, Floats factor, Floats bias) { return fma(convert<float>(sum) * scale, factor, bias); }
+
 // Turns the sums of a product with a panel, (count, TILE), into its results: see `multiply`. `start`, `scale`: of the rows.
 template <bool INTEGERS, class Place, class Write>
 [[gnu::always_inline]] inline void finish(const Trailer& trailer, float* sums, int count, const int32_t* start, const float* scale,
@@ -239,7 +259,7 @@ template <bool INTEGERS, class Place, class Write>
             values[c] = load(sums + c * W);
             if constexpr (INTEGERS) {
                 const Ints exact = bits_as<int32_t>(values[c]) + start[r];
-                values[c] = fma(convert<float>(exact) * scale[r], factor[c], bias[c]);
+                values[c] = result_of(exact, scale[r], factor[c], bias[c]);
             } else {
                 values[c] += bias[c];
             }
@@ -255,10 +275,11 @@ template <bool INTEGERS, class Place, class Write>
     }
 }
 
-// `multiply` for weights of one kind. Inlined code for one row keeps its sums in registers.
-template <class Weight, class Place, class Write>
-void multiply_by(const Linear& linear, const Input& input, Range rows, Range panels, Place&& place, Write&& write) {
-    constexpr bool SCALED = std::is_same_v<Weight, uint8_t> || std::is_same_v<Weight, Int4>;
+// Multiplies rows with panels of one kind of weights. take(panel, first row, count, sums) takes the sums (count, TILE), integers where
+// inputs are quantised. Inlined code for one row keeps its sums in registers.
+template <class Weight, class Take>
+void multiply_by(const Linear& linear, const Input& input, Range rows, Range panels, Take&& finish) {
+    constexpr bool SCALED = is_scaled<Weight>;
     const int total = rows.to - rows.from, inputs = linear.inputs;
     const auto x = [&](int row) {
         if constexpr (SCALED)
@@ -267,12 +288,10 @@ void multiply_by(const Linear& linear, const Input& input, Range rows, Range pan
             return input.values.data() + size_t(row) * inputs;
     };
     const auto take = [&](int panel, int first, int count, float* sums) __attribute__((always_inline)) {
-        const int column = panel * TILE, padding = std::max(0, column + TILE - linear.outputs);
         if constexpr (SCALED && SPLITS)
             for (int r = 0; r < count; ++r)
                 if (input.rests[first + r]) add_rests(input, first + r, inputs, linear.weights<Weight>(panel), sums + r * TILE);
-        finish<SCALED>(linear.trailer(panel), sums, count, input.start.data() + first, input.scale.data() + first, padding,
-                       [&](int r) { return place(first + r, column); }, write);
+        finish(panel, first, count, sums);
     };
     if (total == 1) {
         const auto* only = x(rows.from);
@@ -312,10 +331,17 @@ void multiply_by(const Linear& linear, const Input& input, Range rows, Range pan
 // them there. The last panel's results are stored without the padding, and without `write`.
 template <class Place, class Write>
 void multiply(const Linear& linear, const Input& input, Range rows, Range panels, Place&& place, Write&& write) {
-    if (linear.kind == FLOAT32) return multiply_by<float>(linear, input, rows, panels, place, write);
-    if (linear.kind == BFLOAT16) return multiply_by<uint16_t>(linear, input, rows, panels, place, write);
-    if (linear.kind == INT4) return multiply_by<Int4>(linear, input, rows, panels, place, write);
-    multiply_by<uint8_t>(linear, input, rows, panels, place, write);
+    const auto by = [&]<class Weight>(Weight) {
+        multiply_by<Weight>(linear, input, rows, panels, [&](int panel, int first, int count, float* sums) __attribute__((always_inline)) {
+            const int column = panel * TILE, padding = std::max(0, column + TILE - linear.outputs);
+            finish<is_scaled<Weight>>(linear.trailer(panel), sums, count, input.start.data() + first, input.scale.data() + first, padding,
+                                      [&](int r) { return place(first + r, column); }, write);
+        });
+    };
+    if (linear.kind == FLOAT32) return by(float{});
+    if (linear.kind == BFLOAT16) return by(uint16_t{});
+    if (linear.kind == INT4) return by(Int4{});
+    by(uint8_t{});
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "batch.h"
@@ -25,7 +26,7 @@ class Machine {
 
     // Runs iterations until rows finish, the caches are full, or `steps` are done; at least one.
     void run(Engine& engine) {
-        call.drafting_seconds = call.verifying_seconds = 0;
+        call.drafting_seconds = call.verifying_seconds = 0, call.screened_passes = call.computed_panels = 0;
         bool finished = false;
         for (call.taken = 0; call.taken < call.steps && !finished && (call.taken == 0 || fits()); ++call.taken) {
             const auto began = Clock::now();
@@ -50,6 +51,11 @@ class Machine {
         return std::max(needed, searches.needed()) <= call.caches.positions && drafting.fits(needed);
     }
 
+    // Whether the next pass computes only those logits that choices need.
+    bool screens(Engine& engine, int64_t rows) const {
+        return rows <= call.screened && chains.need_the_best() && !call.search.searches && engine.screening.pays();
+    }
+
     // One pass: judges drafts and takes the searches' steps. Keeps the hidden states that the next draft starts from.
     void verify(Engine& engine) {
         reads.clear(), tokens.clear();
@@ -60,10 +66,14 @@ class Machine {
         Pass pass = pass_of(call.caches, false, call.logits, nullptr);
         pass.features = call.features;
         pass.masses = {call.attention, call.attention_size, call.layer, uint64_t(call.heads)};
+        const Plane* plane = call.verifier->plane;
+        const bool screened = plane && screens(engine, int64_t(engine.scratch.rows.size()));
+        const Bounds bounds = engine.bounds_of(screened ? plane : nullptr, batch * width);
+        pass.bounds = bounds.bounds;
         Forward forward(*call.verifier, pass, engine.team, engine.scratch);
         const JudgeCall judge = chains.judge_call(width);
         const Judging judging{judge, call.logits, batch, width, engine.drafts.data(), chains.drawing(), drafting.origins,
-                              chains.repeating()};
+                              chains.repeating(), screened ? &bounds : nullptr};
         judging.reserve(engine, vocabulary);
         const RankCall rank = searches.rank_call();
         const Ranking ranking{rank, call.logits + batch * width * vocabulary, int64_t(reads.size()) - batch, width * vocabulary,
@@ -77,6 +87,11 @@ class Machine {
             engine.team.sync();
             searches.step(member, engine.team.size);
         });
+        if (screened) {
+            const auto computed = std::accumulate(engine.computed.begin(), engine.computed.end(), int64_t(0));
+            engine.screening.note(computed, plane->exact.panels);
+            ++call.screened_passes, call.computed_panels += computed;
+        }
         if (call.draft.recipe != FROM_VECTORS) return;
         const int64_t size = call.verifier->width;
         for (int64_t b = 0; b < batch; ++b)

@@ -56,8 +56,8 @@ struct Linear {
     // Sets output o's weights (I) and bias.
     void pack(const float* row, float bias, int o) {
         const size_t column = o % TILE;
-        char* weights = const_cast<char*>(this->weights<char>(o / TILE));
-        Trailer& trailer = const_cast<Trailer&>(this->trailer(o / TILE));
+        char* weights = this->weights<char>(o / TILE);
+        Trailer& trailer = this->trailer(o / TILE);
         trailer.bias[column] = bias;
         float& scale = trailer.scale[column] = 1;
         if (kind == FLOAT32)
@@ -76,9 +76,14 @@ struct Linear {
     const Weight* weights(int panel) const {
         return reinterpret_cast<const Weight*>(memory.get() + panel * panel_bytes);
     }
+    template <class Weight>
+    Weight* weights(int panel) {
+        return reinterpret_cast<Weight*>(memory.get() + panel * panel_bytes);
+    }
     const Trailer& trailer(int panel) const {
         return *reinterpret_cast<const Trailer*>(weights<char>(panel + 1) - sizeof(Trailer));
     }
+    Trailer& trailer(int panel) { return *reinterpret_cast<Trailer*>(weights<char>(panel + 1) - sizeof(Trailer)); }
 
   private:
     size_t bytes_of(size_t count) const {

@@ -17,6 +17,11 @@ namespace {
 // The largest sum of the magnitudes of two inputs whose products with any unsigned weights fit into 16 bits together
 constexpr int MOST_OF_PAIR = 32767 / 255;
 
+// Rows of a pass up to which a large and a small output layer are screened: see `Plane::rows`.
+struct ScreenedRows {
+    int large, small;
+};
+
 template <class T>
 struct RegisterOf {
     typedef T Type __attribute__((vector_size(BYTES)));

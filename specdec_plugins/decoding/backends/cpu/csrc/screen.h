@@ -1,0 +1,190 @@
+// The best token by an int8 output layer, without reading all of its weights; exact.
+//
+// A weight is 16 h + l, and h the number in its upper four bits. The first product reads only the h of all weights, half the bytes.
+// What the l add to a sum is at most |l| |x| (Cauchy and Schwarz), so it bounds each sum from above by an integer. That goes through
+// the operations that make a logit of a sum: they are monotone, rounding included, so the result is an upper bound of the logit
+// itself. Panels are then multiplied exactly, the largest bound first, until no bound reaches the best logit found.
+#pragma once
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "linear.h"
+#include "select.h"
+
+namespace {
+
+// The upper four bits of an int8 layer's weights, and what bounds the lower ones.
+class Plane {
+  public:
+    // Of up to 65,536 inputs, so that bounds have 32 bits. Reads `exact` also later.
+    explicit Plane(const Linear& exact) : exact(exact), upper(exact.outputs, exact.inputs, INT4), lower(size_t(exact.panels) * TILE) {
+        for (int panel = 0; panel < exact.panels; ++panel) take(panel);
+    }
+
+    // Rows of a pass up to which it is worth while. Measured on an Intel Xeon (Sapphire Rapids), one thread: with 30 MB of int8
+    // weights (V 58,101, D 512) bounds take 0.46 to 0.64 of the time of logits for 1 to 14 rows with AVX-512, 0.56 to 0.67 for 1 to
+    // 9 with AVX2; with 2 MB, which stay in caches, 0.5 for 1 to 5 and 0.76 for 9 with AVX-512, 0.5, 0.72 and 1 for 1, 2 and 3 with
+    // AVX2. Without vector instructions for bytes arithmetic takes all the time.
+    static int rows(const Linear& exact) {
+        const bool large = size_t(exact.outputs) * exact.inputs > (8 << 20);  // for second-level caches
+        return large ? SCREENED_ROWS.large : SCREENED_ROWS.small;
+    }
+
+    // Whether a row's logits are finite, by the scale of its inputs.
+    bool bounds(float scale) const {
+        const double most = double(scale) * (1 << 15) * exact.inputs;  // times a sum, or its bound
+        return most < FLT_MAX && most * largest_scale + largest_bias < FLT_MAX / 2;
+    }
+
+    // Upper bounds of the logits in each panel for some rows -> place(row) (panels). `norms`: of the rows, `Input::norm`.
+    template <class Place>
+    void bound(const Input& input, const float* norms, Range rows, Range panels, Place&& place) const {
+        multiply_by<Int4>(upper, input, rows, panels, [&](int panel, int first, int count, float* sums) __attribute__((always_inline)) {
+            const Trailer& trailer = upper.trailer(panel);
+            const float* lower = &this->lower[size_t(panel) * TILE];
+            for (int row = first; row < first + count; ++row, sums += TILE) {
+                Floats most = -INFINITY;
+#pragma GCC unroll 8
+                for (int c = 0; c < TILE; c += W) {
+                    const Ints rest = convert<int32_t>(load(lower + c) * norms[row]) + 1;  // conversion truncates
+                    const Ints sum = bits_as<int32_t>(load(sums + c)) + input.start[row] + rest;
+                    most = maximum(most, result_of(sum, input.scale[row], load(trailer.scale + c), load(trailer.bias + c)));
+                }
+                place(row)[panel] = largest(most);
+            }
+        });
+    }
+
+    const Linear& exact;
+
+  private:
+    void take(int panel) {
+        const uint8_t* from = exact.weights<uint8_t>(panel);
+        uint8_t* to = upper.weights<uint8_t>(panel);
+        int32_t squares[4 * TILE] = {};
+        for (int i = 0; i < exact.inputs; i += 4, from += 4 * TILE, to += 2 * TILE) {
+            uint8_t high[4 * TILE];
+            for (int each = 0; each < 4 * TILE; ++each) {
+                high[each] = (std::min<int>(from[each], 247) + 8) >> 4;
+                const int low = from[each] - 16 * high[each];
+                squares[each] += low * low;
+            }
+            for (int each = 0; each < 2 * TILE; ++each) to[each] = high[each] | high[2 * TILE + each] << 4;
+        }
+        Trailer& trailer = upper.trailer(panel);
+        trailer = exact.trailer(panel);
+        for (int column = 0; column < TILE; ++column) {
+            const int32_t* own = squares + 4 * column;
+            lower[size_t(panel) * TILE + column] = std::sqrt(float(own[0] + own[1] + own[2] + own[3])) * ROUNDED_UP;
+            if (panel * TILE + column >= exact.outputs) trailer.bias[column] = -INFINITY;
+            else {
+                largest_scale = std::max(largest_scale, double(trailer.scale[column]));
+                largest_bias = std::max(largest_bias, double(std::fabs(trailer.bias[column])));
+            }
+        }
+    }
+
+    Linear upper;
+    std::vector<float> lower;  // (V in whole panels) lengths of the outputs' l, rounded up
+    double largest_scale = 0, largest_bias = 0;
+};
+
+// Whether a pass is screened. Where many logits are nearly as large as the best, most panels are computed after all, each for one
+// row. After two such passes the next ones are not screened, each time twice as many.
+class Screening {
+  public:
+    bool pays() { return !pause || !pause--; }
+    void note(int64_t computed, int64_t panels) {
+        average += (double(computed) / panels - average) / 4;
+        if (++passes >= period) period = SHORTEST;
+        if (average <= MOST) return;
+        pause = period, period = std::min(2 * period, LONGEST), average = passes = 0;
+    }
+
+  private:
+    static constexpr double MOST = 0.25;  // of the panels; bounds save the time of half of them
+    static constexpr int SHORTEST = 16, LONGEST = 1024;  // passes
+    double average = 0;  // part of the panels that passes computed
+    int pause = 0, period = SHORTEST;
+    int passes = 0;  // since the last pause
+};
+
+// Upper bounds of a pass's logits, and what these are computed from.
+struct Bounds {
+    const Plane* plane;
+    const Input& input;
+    const int* rows;  // of `input`, by result
+    float* bounds;    // (results, panels)
+};
+
+// The logits of a position, computed panel by panel as far as a choice needs them. Those of banned tokens are minus infinity.
+class Lazy {
+  public:
+    // Of a result; uses up its bounds -> values (V).
+    Lazy(const Bounds& from, int64_t result, float* values, const std::vector<int64_t>& banned)
+        : exact(from.plane->exact), input(from.input), row(from.rows[result]), bounds(from.bounds + result * exact.panels),
+          values(values), banned(banned) {}
+
+    float of(int64_t token) {
+        if (bounds[token / TILE] > -INFINITY) compute(int(token / TILE));
+        return values[token];
+    }
+    // Computes what may be the largest logit.
+    void find_best() {
+        while (next(most)) {}
+    }
+    // Whether fewer than `few` tokens come before this one, by logits and then by id.
+    bool among(int64_t token, int64_t few) {
+        const float own = of(token);
+        const auto ahead = [&](int panel) {
+            int64_t count = 0;
+            for (int64_t i = panel * TILE; i < end(panel); ++i) count += values[i] > own || (values[i] == own && i < token);
+            return count;
+        };
+        int64_t count = 0;
+        for (int panel = 0; panel < exact.panels; ++panel)
+            if (bounds[panel] == -INFINITY) count += ahead(panel);
+        while (count < few && next(own)) count += ahead(last);
+        return count < few;
+    }
+
+    float most = -INFINITY;  // of the logits computed
+    int64_t best = 0;        // the first token that has it
+    int panels = 0;          // computed
+
+  private:
+    int64_t end(int panel) const { return std::min((panel + 1) * TILE, exact.outputs); }
+
+    // Computes the panel with the largest bound, unless its logits are all less than `least`.
+    bool next(float least) {
+        const int64_t panel = best_of(bounds, exact.panels);
+        if (bounds[panel] < least || bounds[panel] == -INFINITY) return false;
+        compute(int(panel));
+        return true;
+    }
+    void compute(int panel) {
+        last = panel;
+        bounds[panel] = -INFINITY, ++panels;
+        multiply(exact, input, {row, row + 1}, {panel, panel + 1}, [&](int, int column) { return values + column; },
+                 [](float* to, Floats value) { store(to, value); });
+        const int64_t first = panel * TILE, end = this->end(panel);
+        for (int64_t token : banned)
+            if (first <= token && token < end) values[token] = -INFINITY;
+        const float top = largest(values + first, end - first);
+        const int64_t token = std::find(values + first, values + end, top) - values;
+        if (top > most || (top == most && token < best)) most = top, best = token;
+    }
+
+    const Linear& exact;
+    const Input& input;
+    const int row;
+    int last = 0;  // panel computed
+    float *const bounds, *const values;
+    const std::vector<int64_t>& banned;
+};
+
+}  // namespace
