@@ -45,7 +45,8 @@ def drafter_beside(model: "cpu.CpuModel", verifier: Model, drafter: DrafterModel
     made = checked_drafter(drafters.as_transformer(drafter, verifier), verifier)
     loaded = None if made.spec is None else cpu.beside(model, verifier, made, drafters.kernels_dtype(made.code))
     unload(map(address, made.tensors.values()))
-    return drafters.with_weights(drafter.code).build(drafter, loaded, model)
+    built: Drafter = drafters.with_weights(drafter.code).build(drafter, loaded, model)
+    return built
 
 
 def load(
