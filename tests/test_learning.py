@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 for package in ("fastapi", "greenlet", "prometheus_client"):
     pytest.importorskip(package)
 
-from conftest import run_python  # noqa: E402
+from conftest import ROOT, run_python  # noqa: E402
 from random_pair import Shape, random_pair  # noqa: E402
 from test_draft import sentences  # noqa: E402
 from test_one_file_codec import CHARACTERS, LANGUAGES, SYMBOLS  # noqa: E402
@@ -308,6 +308,10 @@ def test_a_model_without_a_drafter_is_refused(folder, tmp_path):
     save_folder(replace(load_folder(folder), drafter=None), tmp_path / "plain")
     with pytest.raises(ValueError, match="plain has no drafter that could learn; specdec-draft trains one"):
         load("m", str(tmp_path / "plain"), None, SETTINGS, 8, 8, [], Lessons(0.5))
+    plain, shipped = str(tmp_path / "plain"), str(ROOT / "data" / "docs.en-fr")
+    for model, drafter, code in (plain, plain, "small"), (shipped, "block_causal", "block_causal"):  # whole Transformers
+        with pytest.raises(ValueError, match=f"its drafter {code} cannot learn; use one that specdec-draft made"):
+            learner(model, drafter)
 
 
 def test_the_commands_options(folder, tmp_path, capsys, monkeypatch):

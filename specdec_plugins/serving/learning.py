@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 
+from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.requests import Hypothesis, Request
 from specdec_plugins.formats.drafter_folder import NAME
 from specdec_plugins.formats.folder import Pair, load_folder, replace_drafter, with_drafter
@@ -156,6 +157,12 @@ def learner(folder: str, drafter: str | None) -> Pair:
         pair = with_drafter(pair, drafter)
     if pair.drafter is None:
         raise ValueError(f"{pair.name} has no drafter that could learn; specdec-draft trains one")
+    if pair.drafter.spec is not None or not hasattr(
+        drafters.find(pair.drafter.code), "Options"
+    ):  # a whole Transformer, or untrainable
+        raise ValueError(
+            f"{pair.name}: its drafter {pair.drafter.code} cannot learn; use one that specdec-draft made, such as glide"
+        )
     return pair
 
 
