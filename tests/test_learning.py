@@ -42,7 +42,7 @@ from specdec_plugins.training.served import Example, Pace, Task  # noqa: E402
 
 SETTINGS = Settings(dtype="int8", threads=1)
 LANGUAGE = {"source_lang": "xa", "target_lang": "xb"}
-PACE = Pace(least=40, updates=12, pause=0.05, idle_time=False)
+PACE = Pace(least=40, updates=12, epochs=12, pause=0.05, idle_time=False)
 LINES = sentences(150)
 
 

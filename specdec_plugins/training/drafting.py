@@ -125,6 +125,11 @@ class Training:
             self.network.load_state_dict(tensors)
         self.optimiser.state.clear()
 
+    @property
+    def batches(self) -> int:
+        """Of an epoch."""
+        return len(self._order)
+
     def feed(self, pairs: Sequence[Pair]) -> None:
         """Train on these pairs from now on."""
         self.pairs, self.epoch, self.position = pairs, self.epoch + 1, 0

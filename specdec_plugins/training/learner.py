@@ -50,7 +50,8 @@ class Learner:
         self.first = self.present = drafter
         self.offered: DrafterModel | None = None
         self.recent, self.held_back = deque[Pair](maxlen=pace.recent), deque[Example](maxlen=pace.held_back)
-        self.fresh, self.made, self.promising = 0, -1, True  # examples since the last round began; updates in this one, -1: none
+        self.fresh, self.promising = 0, True  # examples since the last round began; whether it brought something
+        self.made, self.planned = -1, 0  # updates of this round, -1: none is under way
 
     def __call__(self, task: Task) -> Report:
         began, busy = time.monotonic(), time.process_time()
@@ -59,7 +60,7 @@ class Learner:
         self.learn_of(task.examples)
         if self.made < 0 and not self.ready():
             return Report(self.pace.pause, self.training.updates)
-        report = self.compared() if self.made == self.pace.updates else self.updated()
+        report = self.compared() if self.made == self.planned else self.updated()
         busy = time.process_time() - busy
         return replace(report, rest=max(0.0, busy / self.share - (time.monotonic() - began)), updates=self.training.updates)
 
@@ -82,8 +83,8 @@ class Learner:
     def updated(self) -> Report:
         if self.made < 0:
             self.training.feed([*self.recent])
-            self.made = self.fresh = 0
-        self.training.update(self.made / self.pace.updates)
+            self.made, self.fresh, self.planned = 0, 0, min(self.pace.updates, self.pace.epochs * self.training.batches)
+        self.training.update(self.made / self.planned)
         self.made += 1
         return Report(0.0, 0)
 

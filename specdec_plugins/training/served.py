@@ -14,7 +14,8 @@ class Pace:
     recent: int = 4096  # examples that updates are made from
     held_back: int = 200  # examples that states are compared on, never trained on
     least: int = 256  # examples before the first round, and new ones before the next if the last one brought nothing
-    updates: int = 100  # of a round, in which the learning rate falls
+    updates: int = 100  # of a round, at most, in which the learning rate falls
+    epochs: int = 3  # of a round, at most: 25 on the first 250 requests to the documentation pair made its drafter worse
     margin: float = 1.01  # growth of tokens a pass below which a state is not worth a swap
     pause: float = 2.0  # seconds between looks at a server that has sent too little
     idle_time: bool = True  # whether all other processes come first
