@@ -17,6 +17,7 @@ from specdec_plugins import assignment
 from specdec_plugins.assignment import DRAFTING
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.alignment import Aligner
+from specdec_plugins.decoding.assembly import drafter_beside
 from specdec_plugins.decoding.backends.cpu.binding import Engine as Kernels
 from specdec_plugins.decoding.backends.cpu.model import CpuModel
 from specdec_plugins.decoding.constraints import Constraints
@@ -28,6 +29,7 @@ from specdec_plugins.decoding.roles import Controller, Drafter, Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import Pair
+from specdec_plugins.formats.spec import DrafterModel
 from specdec_plugins.model.spec import Heads, OutputRules
 from specdec_plugins.sessions import Host, OwnHost, Requests
 from specdec_plugins.settings import MAX_LEN_B, Settings
@@ -100,6 +102,13 @@ class Engine:
                 self._controllers[kind] = assignment.controller_of(settings, length, drafter)
             other.roles = self.roles._replace(controller=self._controllers[kind])
         return other
+
+    def redraft(self, drafter: DrafterModel) -> None:
+        """Draft with other weights, of a drafter of the same code, from the next session on; sessions keep theirs. Needs the CPU
+        kernels. Raises ValueError for weights that cannot be."""
+        verifier = self.roles.verifier
+        assert isinstance(verifier, ModelVerifier) and isinstance(verifier.model, CpuModel)
+        self.roles = self.roles._replace(drafter=drafter_beside(verifier.model, self.pair.verifier, drafter))
 
     @property
     def stats(self) -> DecodeStats:

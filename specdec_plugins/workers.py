@@ -9,11 +9,11 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from threading import Thread, local
+from threading import Thread, current_thread, local, main_thread
 from typing import Any, Generic, TypeVar
 
 Task = TypeVar("Task")
@@ -87,11 +87,8 @@ class Worker:
         context = get_context("spawn")  # a fork would lack this process's threads, and could not use a GPU
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=serve, args=(theirs, number, build), daemon=True)
-        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: only the parent handles Ctrl-C
-        try:
+        with uninterrupted():
             self.process.start()
-        finally:
-            signal.signal(signal.SIGINT, interrupt)
         theirs.close()
 
     def ask(self, task: Any) -> Any:
@@ -119,8 +116,23 @@ class Worker:
         self.process.join()
 
 
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Processes that start meanwhile inherit that Ctrl-C is ignored: only the parent handles it. Threads other than the main one
+    cannot set that, and `serve` does it a moment later."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
+
+
 def serve(connection: Connection, number: int, build: Callable[[int], Callable]) -> None:
     """The worker process: report that the function is built, then answer until the parent closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()
     function = attempt(build, number)
     failed = isinstance(function, Exception)

@@ -125,9 +125,7 @@ def device(name: str) -> None:
         raise ValueError(f"device {name}: use cpu, cuda or cuda:N")
     if name == "cpu":
         return
-    if importlib.util.find_spec("torch") is None:
-        with needed("torch", f"device {name}"):
-            raise ImportError("No module named 'torch'")
+    pytorch(f"device {name}")
     from importlib.metadata import PackageNotFoundError, version
 
     with suppress(PackageNotFoundError):  # a PyTorch without metadata may have any device
@@ -135,6 +133,13 @@ def device(name: str) -> None:
             raise ValueError(
                 f"device {name}: PyTorch is installed as its CPU build; install its CUDA build (CUDA=1 make install)"
             )
+
+
+def pytorch(feature: str) -> None:
+    """Raise ImportError where PyTorch is not installed, which ``feature`` needs."""
+    if importlib.util.find_spec("torch") is None:
+        with needed("torch", feature):
+            raise ImportError("No module named 'torch'")
 
 
 def kernels(name: str | None) -> None:

@@ -24,7 +24,15 @@ from specdec_plugins.formats import hub
 from specdec_plugins.settings import DTYPES, Fault, OptionError, Settings
 
 SWITCH = 0.0001  # seconds until a thread yields the interpreter, for which engines wait after each pass; usually 5 ms
-OF_MODELS = ("rows", "queue", "device", "dtype", "drafter", "draft-with")  # options that a model in a configuration may have
+OF_MODELS = (
+    "rows",
+    "queue",
+    "device",
+    "dtype",
+    "drafter",
+    "draft-with",
+    "learn",
+)  # options that a model in a configuration may have
 
 
 def parser() -> Parser:
@@ -88,6 +96,13 @@ def parser() -> Parser:
     add("--threads", type=whole, metavar="N", help="CPU threads, which the models share in turn (default: one per usable CPU)")
     add("--drafter", metavar="DIR", help="one of the model's by name, a drafter's folder, or ORG/NAME of the Hub")
     add("--draft-with", metavar="NAME", help="a drafter without training, for models without their own")
+    add(
+        "--learn",
+        type=number,
+        metavar="SHARE",
+        help="let each model's drafter learn from what is served, in idle time, on at most this share of a core, such as 0.5",
+    )
+    add("--learn-dir", metavar="DIR", help="where the drafters that have learned are kept (default: in memory)")
     return p
 
 
@@ -147,15 +162,32 @@ def check(options: argparse.Namespace) -> list[Fault]:
     faults += [(name, "requires --keys") for name in given if not options.keys]
     if not 0 <= options.port < 1 << 16:
         faults.append(("port", f"{options.port:,} is not from 0 to 65,535"))
-    for _, own in models or [("", options)]:
+    if options.learn_dir and not any(own.learn for _, own in models):
+        faults.append(("learn_dir", "requires --learn"))
+    for name, own in models or [("", options)]:
         faults += [each for each in out_of_range(own, "rows", "queue") if each not in faults]
         if own.drafter and own.draft_with and (clash := ("drafter", "cannot be combined with --draft-with")) not in faults:
             faults.append(clash)
+        faults += [each for each in learning_faults(name, own, options.learn_dir) if each not in faults]
         try:
             settings_of(own)
         except OptionError as error:
             faults += [each for each in error.faults if each not in faults]
     return faults
+
+
+def learning_faults(name: str, options: argparse.Namespace, folder: str | None) -> Iterator[Fault]:
+    """Of a model's options."""
+    if options.learn is None:
+        return
+    if not 0 < options.learn <= 1:
+        yield "learn", f"{options.learn:g} is not a share of a core, above 0 and up to 1"
+    if options.draft_with:
+        yield "learn", "cannot be combined with --draft-with, whose drafters have no weights"
+    if options.device != "cpu":
+        yield "learn", f"requires --device cpu, not {options.device}"
+    if folder and (Path(name).name != name or name in ("", "..") or not name.isprintable()):
+        yield "learn_dir", f"needs a model's name that can be a folder's, not {name:.100}"
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
@@ -227,6 +259,9 @@ def require(options: argparse.Namespace) -> frozenset[str] | None:
             ready.trained_drafter(own.drafter, folder)
         ready.drafter(own.draft_with)
         ready.device(own.device)
+        if own.learn is not None:
+            ready.pytorch("--learn")
+    ready.writable_folder(options.learn_dir)
     return keys
 
 
@@ -237,6 +272,7 @@ def run(options: argparse.Namespace) -> None:
     keys = require(options)
     with needed("serve", "specdec-serve"):
         from specdec_plugins.serving.glossaries import Glossaries
+        from specdec_plugins.serving.learning import Lessons
         from specdec_plugins.serving.server import Server, load
         from specdec_plugins.serving.service import Limits, Service
         from specdec_plugins.serving.threads import SESSIONS, EngineThread, close_all
@@ -250,7 +286,17 @@ def run(options: argparse.Namespace) -> None:
     limits = Limits(*bounds, per_minute=options.max_per_minute, quota=options.quota)
     threads = [EngineThread() for _ in range(SESSIONS)]
     loads = [
-        partial(load, name, own.model, own.drafter or None, settings_of(own), own.rows, own.queue, threads)
+        partial(
+            load,
+            name,
+            own.model,
+            own.drafter or None,
+            settings_of(own),
+            own.rows,
+            own.queue,
+            threads,
+            own.learn and Lessons(own.learn, Path(options.learn_dir).absolute() / name if options.learn_dir else None),
+        )
         for name, own in models_of(options)
     ]
     try:

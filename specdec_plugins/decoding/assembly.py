@@ -7,10 +7,12 @@ from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.backends.cpu import model as cpu
 from specdec_plugins.decoding.compiled import chosen
-from specdec_plugins.decoding.loading import checked
+from specdec_plugins.decoding.loading import checked, checked_drafter
 from specdec_plugins.decoding.roles import Drafter, NoDrafter
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.extras import needed
+from specdec_plugins.formats.arrays import address
+from specdec_plugins.formats.files import unload
 from specdec_plugins.formats.spec import DrafterModel, Model
 
 THREADS = usual_threads()
@@ -35,6 +37,16 @@ def assemble(
     if drafter is None:
         return NoDrafter(), ModelVerifier(loaded)
     return drafters.with_weights(drafter.code).build(drafter, drafting, loaded), ModelVerifier(loaded)
+
+
+def drafter_beside(model: "cpu.CpuModel", verifier: Model, drafter: DrafterModel) -> Drafter:
+    """The drafter with these weights for a verifier that the kernels have loaded as ``model``. Raises ValueError for weights that
+    cannot be."""
+    made = checked_drafter(drafters.as_transformer(drafter, verifier), verifier)
+    loaded = None if made.spec is None else cpu.beside(model, verifier, made, drafters.kernels_dtype(made.code))
+    unload(map(address, made.tensors.values()))
+    built: Drafter = drafters.with_weights(drafter.code).build(drafter, loaded, model)
+    return built
 
 
 def load(

@@ -40,32 +40,48 @@ class UnsupportedModel(ValueError):
 def checked(verifier: Verifier, drafter: DrafterModel | None) -> tuple[Verifier, DrafterModel | None]:
     """The models, of NumPy arrays, the drafter with the verifier's for equal ones. Raises UnsupportedModel naming what cannot
     run: tensors that cannot be weights, shapes that do not fit a spec, vocabularies of different sizes."""
-    _check_weights(verifier, drafter)
+    _check_weights("verifier", verifier)
+    _check_weights("drafter", drafter, verifier)
     verifier = replace(verifier, tensors=arrays(verifier.tensors))
-    if drafter is not None and drafter.spec is not None:
-        drafter = _shared(verifier, replace(drafter, tensors=arrays(drafter.tensors)))
-    for model, said in (verifier, ""), (drafter, "the drafter does not fit this model: "):
-        if model is not None and model.spec is not None and (faults := _faults(model)):
-            raise UnsupportedModel(said + "; ".join(faults))
-    return verifier, drafter
+    if verifier.spec is not None and (faults := _faults(verifier)):
+        raise UnsupportedModel("; ".join(faults))
+    return verifier, drafter and _fitting(drafter, verifier)
 
 
-def _check_weights(verifier: Model | DrafterModel, drafter: DrafterModel | None) -> None:
-    seen, mapped = set[int](), Mapped()  # tensors that both models have are checked once
-    for role, model in (("verifier", verifier), ("drafter", drafter)):
-        for name, tensor in model.tensors.items() if model is not None and model.spec is not None else ():
-            if id(tensor) in seen:
-                continue
-            seen.add(id(tensor))
-            fault = storage_fault(tensor) if name == DRAFT_VOCABULARY else weight_fault(tensor)
-            if fault:
-                raise UnsupportedModel(f"the {role}'s {name} {fault}")
-            mapped.read(address(array(tensor)), tensor.nbytes)
+def checked_drafter(drafter: DrafterModel, verifier: Model) -> DrafterModel:
+    """The same for another drafter of a verifier that `checked` has passed, whose weights are not read again."""
+    _check_weights("drafter", drafter, verifier)
+    return _fitting(drafter, replace(verifier, tensors=arrays(verifier.tensors)))
+
+
+def _check_weights(role: str, model: Model | DrafterModel | None, other: Model | DrafterModel | None = None) -> None:
+    """Raises UnsupportedModel for weights that cannot be; those that ``other`` has, too, were checked with it."""
+    if model is None or model.spec is None:
+        return
+    seen, mapped = {id(each) for each in other.tensors.values()} if other else set[int](), Mapped()
+    for name, tensor in model.tensors.items():
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        fault = storage_fault(tensor) if name == DRAFT_VOCABULARY else weight_fault(tensor)
+        if fault:
+            raise UnsupportedModel(f"the {role}'s {name} {fault}")
+        mapped.read(address(array(tensor)), tensor.nbytes)
     mapped.unload()
+
+
+def _fitting(drafter: DrafterModel, verifier: Model | DrafterModel) -> DrafterModel:
+    """The drafter with the verifier's tensors for equal ones. Raises UnsupportedModel for shapes that do not fit."""
+    if drafter.spec is None:
+        return drafter
+    drafter = _shared(verifier, replace(drafter, tensors=arrays(drafter.tensors)))
     for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
-        sizes = [len(model.tensors[name]) for model in (verifier, drafter) if model is not None and name in model.tensors]
-        if len(set(sizes)) > 1 and drafter is not None and drafter.spec is not None:
+        sizes = [len(model.tensors[name]) for model in (verifier, drafter) if name in model.tensors]
+        if len(set(sizes)) > 1:
             raise UnsupportedModel(f"{name} has {sizes[0]:,} tokens in the verifier, {sizes[1]:,} in the drafter")
+    if faults := _faults(drafter):
+        raise UnsupportedModel("the drafter does not fit this model: " + "; ".join(faults))
+    return drafter
 
 
 def _faults(model: Model | DrafterModel) -> list[str]:

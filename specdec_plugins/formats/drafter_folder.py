@@ -103,9 +103,9 @@ def read_record(folder: Path) -> Record:
         raise ValueError(f"{folder / NAME}: {error}") from None
 
 
-def write_description(folder: Path, entry: DrafterEntry, record: Record) -> None:
+def write_description(folder: Path, entry: DrafterEntry, record: Record | None) -> None:
     """Write ``drafter.json``, whole or not at all."""
-    described = DrafterDescription(FORMAT, entry, dataclasses.asdict(record))
+    described = DrafterDescription(FORMAT, entry, dataclasses.asdict(record) if record else {})
     write(folder / NAME, json.dumps(dataclasses.asdict(described), indent=1) + "\n")
 
 

@@ -234,6 +234,19 @@ def save_drafter(drafter: DrafterModel, verifier: Model, record: drafter_folder.
     drafter_folder.write_description(folder, _store_drafter(folder, "drafter", drafter, verifier, half=False), record)
 
 
+def replace_drafter(drafter: DrafterModel, verifier: Model, folder: Path) -> None:
+    """Write a drafter, without a record, into a folder of its own in place of the one there: all of it or nothing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        present = drafter_folder.read(folder).drafter.weights
+    except (FileNotFoundError, ValueError):
+        present = ""
+    names = [name for name in ("drafter", "drafter-2") if f"{name}.safetensors" != present]
+    drafter_folder.write_description(folder, _store_drafter(folder, names[0], drafter, verifier, half=False), None)
+    if present in ("drafter.safetensors", "drafter-2.safetensors"):
+        (folder / present).unlink(missing_ok=True)
+
+
 def _store_drafter(folder: Path, name: str, drafter: DrafterModel, verifier: Model, half: bool) -> DrafterEntry:
     return DrafterEntry(
         spec=drafter.spec,

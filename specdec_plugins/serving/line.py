@@ -3,17 +3,18 @@
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from threading import Lock
 from typing import Protocol
 
 from specdec_plugins.decoding.control.steady import Steady
 from specdec_plugins.decoding.loop import TOGETHER, Session
-from specdec_plugins.decoding.requests import Commit, Request
+from specdec_plugins.decoding.requests import Commit, Hypothesis, Request
+from specdec_plugins.decoding.roles import Controller
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.engine import Engine
 from specdec_plugins.serving.threads import LATENCY, EngineThread
@@ -46,6 +47,7 @@ class Line:
     def __init__(self, engine: Engine, rows: int, threads: Sequence[EngineThread]):
         self.engine, self.rows, self.threads = engine, rows, threads
         self.guests: deque[Caller] = deque()  # with requests that no session has yet
+        self.learn: Callable[[Request, Hypothesis], None] | None = None  # is told of finished requests, with their first output
         self._lock = Lock()
         self.desks = [Desk(self, thread) for thread in threads]
 
@@ -57,6 +59,11 @@ class Line:
     def busy(self) -> int:
         """How many of the threads have something to do, for any model."""
         return sum(bool(thread.desks) for thread in self.threads)
+
+    def renew(self) -> None:
+        """Decode what comes from now on in new sessions, as the engine's roles have changed."""
+        for desk in self.desks:
+            desk.thread.post(desk.renew)
 
     @property
     def failed(self) -> bool:
@@ -110,29 +117,34 @@ class Desk:
         self.stats = DecodeStats()
         self.seconds = LATENCY  # of a pass
         self.session: Session | None = None
+        self.leaving: list[Session] = []  # of earlier roles, which keep the rows that they have
         self._numbers = count()
         self._lost, self._retry, self._delay = False, 0.0, SOONEST
         thread.post(self.open)  # before all else
 
     @property
     def rows_in_flight(self) -> int:
-        session = self.session
-        return 0 if session is None else len(session.prefix)
+        return sum(len(session.prefix) for session in self.sessions)
+
+    @property
+    def sessions(self) -> list[Session]:
+        return self.leaving if self.session is None else [*self.leaving, self.session]
 
     @property
     def failed(self) -> bool:
         """Whether the session could not be opened."""
         return self._lost or not self.thread.alive
 
-    def open(self) -> Session | None:
-        """The session, which is opened, unless the last attempt was a moment ago."""
+    def open(self, controller: Controller | None = None) -> Session | None:
+        """The session, which is opened, unless the last attempt was a moment ago. ``controller``: by default a new one."""
         if self.session is not None or time.monotonic() < self._retry:
             return self.session
         engine = self.line.engine
         try:
-            controller = deepcopy(engine.roles.controller)
-            if engine.settings.adaptive:
-                controller = Steady(controller, engine.trained_block_size, engine.beam is not None)
+            if controller is None:
+                controller = deepcopy(engine.roles.controller)
+                if engine.settings.adaptive:
+                    controller = Steady(controller, engine.trained_block_size, engine.beam is not None)
             roles = engine.roles._replace(controller=controller)
             self.session = engine.session(self.line.rows, usual_rows=self.rows, roles=roles, stats=self.stats)
         except Exception as error:  # too little memory, for instance, which may be there later
@@ -142,6 +154,18 @@ class Desk:
         else:
             self._lost, self._delay = False, SOONEST
         return self.session
+
+    def renew(self) -> None:
+        """A new session for the requests that have no row yet, with what the old one's controller has learned."""
+        if (old := self.session) is None:
+            return
+        self.session = None
+        if (new := self.open(old.controller)) is None:
+            self.session, self._lost = old, False
+            return
+        self.leaving += [] if old.idle else [old]
+        while old.waiting:
+            new.submit(old.waiting.popleft())
 
     def enter(self) -> None:
         if self not in self.thread.desks:
@@ -154,7 +178,8 @@ class Desk:
         try:
             for number in [number for number, (owner, _) in self.owners.items() if owner is guest]:
                 self._forget(number)
-                session.cancel(number)
+                for each in self.sessions:
+                    each.cancel(number)
         except Exception as error:  # a role may be anybody's code
             self._start_over(session, error)
 
@@ -168,14 +193,15 @@ class Desk:
             return False
         try:
             self._fill(session)
-            if session.idle:
+            self.leaving = [each for each in self.leaving if not each.idle]
+            if session.idle and not self.leaving:
                 return False
             busy, streams = self.line.busy, any(owner.streams for owner, _ in self.owners.values())
             self.line.engine.join(busy)
             patience = ALONE * LATENCY if busy < len(self.line.threads) else LATENCY  # others take what arrives meanwhile
             times = 1 if streams else int(patience / self.seconds)
             began, before = time.perf_counter(), session.stats.passes
-            commits = session.step(max(1, min(times, TOGETHER)), streams)
+            commits = [*chain(*(each.step(max(1, min(times, TOGETHER)), streams) for each in self.sessions))]
             if passes := session.stats.passes - before:
                 self.seconds = (time.perf_counter() - began) / passes
             self._deliver(commits)
@@ -185,7 +211,7 @@ class Desk:
 
     def _fill(self, session: Session) -> None:
         """Hand requests to the session while it has rows for them."""
-        rows = session.prefix.reserved + sum(request.rows for request in session.waiting)
+        rows = sum(each.prefix.reserved for each in self.sessions) + sum(request.rows for request in session.waiting)
         while rows < self.rows and (taken := self.line.take()):
             number = next(self._numbers)
             self.owners[number], self.unfinished[number] = taken, taken[1].outputs
@@ -205,6 +231,8 @@ class Desk:
                 continue
             guest, request = self.owners[commit.request]
             if commit.finished is not None:
+                if self.line.learn is not None and not commit.finished.output:
+                    self.line.learn(request, commit.finished)
                 self.unfinished[commit.request] -= 1
                 last = not self.unfinished[commit.request] or commit.finished.error is not None
                 if last:
@@ -225,7 +253,7 @@ class Desk:
 
     def _start_over(self, old: Session, error: Exception) -> None:
         """A new session with the waiting requests of the old one; those in flight end with the error."""
-        self.session, lost = None, set(self.owners)
+        self.session, self.leaving, lost = None, [], set(self.owners)
         if (session := self.open()) is not None:
             for request in old.waiting:
                 session.submit(request)

@@ -49,4 +49,25 @@ class Metrics:
                 lengths.add_metric([model.name, str(length)], passes)
             texts.add_metric([model.name], served.pending)
             rows.add_metric([model.name], served.line.rows_in_flight)
-        yield from (*totals.values(), times, lengths, texts, rows)
+        yield from (*totals.values(), times, lengths, texts, rows, *self._learned())
+
+    def _learned(self) -> Iterator[Metric]:
+        """Of the models whose drafters learn."""
+        counters = {
+            "updates": "Updates of the drafter in training",
+            "swaps": "Faster states that took over",
+            "refused": "States that were not faster, or damaged",
+        }
+        totals = {
+            name: CounterMetricFamily(f"specdec_learning_{name}", text, labels=["model"]) for name, text in counters.items()
+        }
+        tokens = GaugeMetricFamily(
+            "specdec_learning_tokens_per_pass", "On the latest held-back requests", labels=["model", "drafter"]
+        )
+        for model in self.service.models:
+            if (learning := model.served.learning) is not None:
+                for name, total in totals.items():
+                    total.add_metric([model.name], getattr(learning, name))
+                for drafter in ("first", "present"):
+                    tokens.add_metric([model.name, drafter], getattr(learning, drafter))
+        yield from (*totals.values(), tokens) if tokens.samples else ()

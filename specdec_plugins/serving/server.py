@@ -13,6 +13,7 @@ import uvicorn
 from specdec_plugins.serving.app import make_app
 from specdec_plugins.serving.connection import Patient
 from specdec_plugins.serving.garbage import Garbage
+from specdec_plugins.serving.learning import Learning, Lessons, continued, learner
 from specdec_plugins.serving.service import Model, Service
 from specdec_plugins.serving.threads import EngineThread
 from specdec_plugins.serving.translator import AsyncTranslator
@@ -25,13 +26,26 @@ DRAIN = 5  # seconds that answers have to leave once translations have ended; cl
 
 
 def load(
-    name: str, folder: str, drafter: str | None, settings: Settings, rows: int, queue: int, threads: Sequence[EngineThread]
+    name: str,
+    folder: str,
+    drafter: str | None,
+    settings: Settings,
+    rows: int,
+    queue: int,
+    threads: Sequence[EngineThread],
+    learn: Lessons | None = None,
 ) -> Model:
-    """Load a model to serve."""
-    translator = Translator.from_pretrained(folder, drafter, **vars(settings))
+    """Load a model to serve, whose drafter may ``learn``."""
+    if learn is None:
+        translator = Translator.from_pretrained(folder, drafter, **vars(settings))
+    else:
+        translator = Translator(continued(name, learner(folder, drafter), learn.keep), settings)
     with suppress(NoLanguage):  # now, as a codec's libraries would hold up the first requests
         translator.codec.decode(translator.codec.encode("A.").text)
-    return Model.of(name, AsyncTranslator(translator, rows, queue, threads))
+    served = AsyncTranslator(translator, rows, queue, threads)
+    if learn is not None:
+        served.learning = Learning(name, served.line, folder, learn)
+    return Model.of(name, served)
 
 
 class Server(uvicorn.Server):

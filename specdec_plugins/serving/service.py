@@ -97,7 +97,9 @@ class Service:
 
     def swap(self, number: int, model: Model) -> None:
         """Serve another model from now on. Requests that the old one has accepted end with it."""
-        self._retired.add(self.models[number].served)
+        self._retired.add(old := self.models[number].served)
+        if old.learning is not None:
+            old.learning.stop()
         self.models[number] = model
         self._detector = None
 

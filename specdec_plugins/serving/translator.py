@@ -25,6 +25,7 @@ from specdec_plugins.options import (
 )
 from specdec_plugins.serving.calls import Call, Calls
 from specdec_plugins.serving.guest import Guest
+from specdec_plugins.serving.learning import Learning, check_learnable
 from specdec_plugins.serving.line import Line
 from specdec_plugins.serving.threads import SESSIONS, EngineThread, close_all
 from specdec_plugins.settings import OptionError, Settings
@@ -72,6 +73,7 @@ class AsyncTranslator:
         self.line = Line(translator.engine, rows, self.threads[:most])
         self.pending = 0  # texts
         self.closing = False
+        self.learning: Learning | None = None  # from what is served
         self._calls: tuple[Calls, Calls] | None = None  # on the loop's thread, and beside it
         self._running: set[asyncio.Future] = set()
 
@@ -153,6 +155,8 @@ class AsyncTranslator:
             _, late = await asyncio.wait(self._running, timeout=grace)
             for call in late:
                 call.set_exception(Closed("the server stopped before the translation was done"))
+        if self.learning is not None:
+            await asyncio.to_thread(self.learning.close)
         if self._owned:
             await asyncio.to_thread(close_all, self.threads)
 
@@ -181,6 +185,8 @@ class AsyncTranslator:
             raise Closed("the server is stopping")
         if self.line.failed:
             raise Failed("the model cannot translate at present; the server's log says why")
+        if self.learning is not None:
+            check_learnable(settings)
         if (count := len(texts)) > self.queue:
             raise ValueError(f"{count:,} texts do not fit in a queue of {self.queue:,}; send fewer at a time")
         if self.pending + count > self.queue:

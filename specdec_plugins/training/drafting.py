@@ -6,7 +6,7 @@ Loss, masks, kernels and optimiser are those of ``fairseq-train --arch drafter -
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.drafters import options_of
 from specdec_plugins.decoding.loading import DRAFT_VOCABULARY
 from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier, network_of
+from specdec_plugins.formats.arrays import array
 from specdec_plugins.formats.files import whole
 from specdec_plugins.formats.spec import DrafterModel, Model, fingerprint
 from specdec_plugins.training import presets
@@ -106,6 +107,33 @@ class Training:
         )
         self.updates = self.epoch = self.position = 0  # the position is a batch of the epoch
         self._order = batches(pairs, plan.tokens, plan.seed, 0)
+
+    @classmethod
+    def of(cls, drafter: DrafterModel, verifier: Model, seed: int = 1) -> "Training":
+        """The further training of a drafter, on pairs that `feed` gives. Raises ValueError for one that cannot be trained."""
+        given = [f"{name}={value}" for name, value in drafter.options.items()]
+        drafted = [int(each) for each in drafter.tensors.get(DRAFT_VOCABULARY, ())]
+        plan = Plan.of(drafter.code, given, verifier.spec.decoder.layers, drafted, seed)
+        made = cls(replace(plan, block_size=drafter.block_size), verifier, [])
+        made.adopt(drafter)
+        return made
+
+    def adopt(self, drafter: DrafterModel) -> None:
+        """Continue from a drafter's weights, with a new optimiser. Raises ValueError if they are not those of this network."""
+        tensors = {name: torch.tensor(array(each)) for name, each in drafter.tensors.items() if name != DRAFT_VOCABULARY}
+        with refused():
+            self.network.load_state_dict(tensors)
+        self.optimiser.state.clear()
+
+    @property
+    def batches(self) -> int:
+        """Of an epoch."""
+        return len(self._order)
+
+    def feed(self, pairs: Sequence[Pair]) -> None:
+        """Train on these pairs from now on."""
+        self.pairs, self.epoch, self.position = pairs, self.epoch + 1, 0
+        self._order = batches(pairs, self.plan.tokens, self.plan.seed, self.epoch)
 
     def update(self, progress: float) -> float:
         """Train on the next batch. ``progress``, from 0 to 1, is the part of the training that is over. Returns the loss, in nats

@@ -73,11 +73,16 @@ def load(
     first, second = CpuModel(verifier, engine, dtype), None
     tensors = [*verifier.tensors.values()]
     if drafter is not None and drafter.spec is not None:
-        encoder = first.encoder if same_encoder(verifier, drafter) else None
-        second = CpuModel(drafter, engine, drafting, encoder, first)
+        second = beside(first, verifier, drafter, drafting)
         tensors += drafter.tensors.values()
     unload(map(address, tensors))
     return first, second
+
+
+def beside(first: "CpuModel", verifier: Model | DrafterModel, drafter: DrafterModel, dtype: str) -> "CpuModel":
+    """A drafter for a verifier that is loaded as ``first``, on the same team, sharing what `load` shares."""
+    encoder = first.encoder if same_encoder(verifier, drafter) else None
+    return CpuModel(drafter, first.engine, dtype, encoder, first)
 
 
 class CpuEncoder:
