@@ -20,8 +20,9 @@ FILE = ROOT / "docs" / "deploy" / "Containerfile"
 CACHE = ROOT / "build" / "debootstrap"  # Debian's packages
 SUITE = "bookworm"  # has the Python of the Containerfile
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-TOOLS = "debootstrap", "ip", "nsenter", "unshare"
-ISOLATED = "unshare", "--mount", "--pid", "--fork", "--kill-child"  # its mounts and processes end with it
+TOOLS = "debootstrap", "ip", "nsenter", "setpriv", "unshare"
+# Mounts and processes end with this one, however that ends.
+ISOLATED = "setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child"
 NAMESPACES = "--mount", "--pid", "--net", "--root", "--wd"
 WITHOUT_RIGHTS = "setpriv", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"
 REQUEST = """
