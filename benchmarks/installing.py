@@ -73,7 +73,7 @@ def write_models(folder: Path) -> None:
 
     convert(load_folder(DEMO), folder)
     sentencepiece.SentencePieceTrainer.train(
-        input=str(ROOT / "data" / "demo.txt"), model_prefix=str(folder / "pieces"), vocab_size=200, minloglevel=2
+        input=str(ROOT / "data" / "demo.txt"), model_prefix=str(folder / "pieces"), vocab_size=100, minloglevel=2
     )
 
 

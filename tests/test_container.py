@@ -1,5 +1,6 @@
 """The Containerfile's steps, run as root in a root file system of Debian: the image builds, and serves as podman would run it."""
 
+import faulthandler
 import json
 import os
 import re
@@ -148,6 +149,7 @@ def copy(sources: list[Path], target: Path, into: bool) -> None:
 
 @pytest.fixture
 def image(tmp_path_factory) -> Iterator[Image]:
+    faulthandler.cancel_dump_traceback_later()  # three minutes of processor time, on a busy machine more than tests may take
     folder = tmp_path_factory.mktemp("container")
     try:
         yield built(folder, debian(folder))
