@@ -242,6 +242,7 @@ def _become(function, arguments, files: list[str], folder: Path, environment: di
 @pytest.fixture(scope="session")
 def toy_data(tmp_path_factory) -> Path:
     """A small toy corpus, prepared: the folder that data/toy.sh makes. The first of pytest's processes makes it for all."""
+    pytest.importorskip("fairseq_cli")
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "toy"
     with open(f"{folder}.lock", "w") as lock:

@@ -55,7 +55,9 @@ def test_outputs_stay_what_they_were(strategy, dtype):
 
 
 def test_demo_shows_translations_and_compares(monkeypatch, capsys):
-    """And names what differs from the committed hashes: here one that is not the second pair's."""
+    """And names what differs from the committed hashes: here one that is not the second pair's. An installed copy has none."""
+    monkeypatch.setattr(demo, "DATA", ROOT / "data")
+    monkeypatch.setattr(hashes, "HASHES", ROOT / "data" / "hashes.json")
     known = hashes.known
     wrong = {"int8 ar": {**known("docs.en-fr")["int8 ar"], "scores": "0"}}
     monkeypatch.setattr(hashes, "known", lambda model: known(model) | (wrong if model == "docs.en-fr" else {}))

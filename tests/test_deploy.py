@@ -1,19 +1,30 @@
-"""The Containerfile and the systemd unit: what they run exists; the image itself is not built here. What is checked of wheels."""
+"""The Containerfile, the systemd unit and the recipe for conda-forge: what they run exists. What is checked of wheels.
 
+`test_container.py` builds the image.
+"""
+
+import hashlib
 import json
 import re
 import shlex
+import subprocess
+import tomllib
 import zipfile
 from importlib.machinery import SourceFileLoader
 
-from conftest import ROOT
+import pytest
+from conftest import ROOT, run_python
 
+from specdec_plugins import __version__
 from specdec_plugins.commands import serve
 from specdec_plugins.decoding.options import KERNELS
 
 DEPLOY = ROOT / "docs" / "deploy"
 CONTAINER = re.sub(r"\\\n\s*", "", (DEPLOY / "Containerfile").read_text())
 UNIT = (DEPLOY / "specdec-serve.service").read_text()
+RECIPE = DEPLOY / "conda-forge" / "recipe.yaml"
+RELEASE = ROOT / ".github" / "workflows" / "release.yml"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def options_of(arguments, tmp_path):
@@ -38,8 +49,7 @@ def test_the_container_copies_and_installs_what_there_is():
         assert all((ROOT / each).exists() for each in sources.split())
     assert "fairseq" not in re.sub(r"#.*", "", CONTAINER)
     extras = re.search(r'"\.\[(.*?)\]"', CONTAINER)[1].split(",")
-    known = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.M)
-    assert set(extras) <= set(known)
+    assert {*extras} <= {*PROJECT["project"]["optional-dependencies"]}
 
 
 def test_the_unit_starts_the_server(tmp_path):
@@ -50,6 +60,55 @@ def test_the_unit_starts_the_server(tmp_path):
     assert stopping > options.grace  # otherwise systemd kills what SIGTERM lets finish
     state = re.search(r"^StateDirectory=(.*)$", UNIT, re.M)[1]
     assert options.glossaries == f"/var/lib/{state}"  # all that it may write
+
+
+def read_yaml(path):
+    return pytest.importorskip("yaml").safe_load(path.read_text())
+
+
+def requirement(text):
+    """A requirement's name and versions, of pip or conda: both take - for _ in names."""
+    name, versions = re.fullmatch(r"([\w.-]+)\s*(.*)", text).groups()
+    return name.lower().replace("_", "-"), versions
+
+
+def test_the_recipe_is_that_of_pyproject():
+    recipe, project = read_yaml(RECIPE), PROJECT["project"]
+    assert recipe["context"] == {"version": __version__, "python_min": project["requires-python"].removeprefix(">=")}
+    assert recipe["package"] == {"name": project["name"], "version": "${{ version }}"}
+    python, *run = recipe["requirements"]["run"]
+    assert python == "python >=${{ python_min }}"
+    assert [*map(requirement, run)] == [*map(requirement, project["dependencies"])]
+    assert {*map(requirement, PROJECT["build-system"]["requires"])} <= {*map(requirement, recipe["requirements"]["host"])}
+    commands = dict(each.split(" = ") for each in recipe["build"]["python"]["entry_points"])
+    assert commands == project["scripts"]
+    about = recipe["about"]
+    assert (about["license"], [about["license_file"]]) == (project["license"], project["license-files"])
+    assert about["summary"] == project["description"]
+
+
+def test_the_recipe_looks_for_every_kernel():
+    (contents,) = (test["package_contents"]["files"] for test in read_yaml(RECIPE)["tests"] if "package_contents" in test)
+    files = [name for each in contents for name in (each["then"] if isinstance(each, dict) else [each])]
+    assert files == [f"**/_kernels_{name}.so" for name in KERNELS]
+
+
+def test_what_the_recipe_tests_passes():
+    (script,) = (test for test in read_yaml(RECIPE)["tests"] if "script" in test)
+    assert script["script"][-1] == f"python {script['files']['recipe'][0]}"
+    assert " generic " in run_python(RECIPE.parent / script["files"]["recipe"][0]).stdout
+
+
+def test_the_release_puts_the_checksum_into_the_recipe(tmp_path):
+    (step,) = (step for step in read_yaml(RELEASE)["jobs"]["build"]["steps"] if "recipe" in step.get("name", ""))
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / "specdec_seq2seq-1.tar.gz").write_bytes(b"content")
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    subprocess.run(["bash", "-e", "-c", step["run"]], cwd=tmp_path, check=True)
+    released = read_yaml(tmp_path / "dist" / "recipe.yaml")
+    assert released["source"].pop("sha256") == hashlib.sha256(b"content").hexdigest()
+    recipe = read_yaml(RECIPE)
+    assert recipe["source"].pop("sha256") == "0" * 64 and released == recipe
 
 
 def test_a_wheel_that_would_not_run_is_found(tmp_path):
