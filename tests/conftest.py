@@ -52,12 +52,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # a million objects of the libraries, which no collection needs to visit
 
 
-def pytest_runtest_teardown() -> None:
-    if not gc.get_freeze_count():  # a test of the server has thawed them
-        gc.collect()
-        gc.freeze()
-
-
 @pytest.fixture(autouse=True)
 def collected() -> Iterator[None]:
     """Models that a test leaves in cycles are gone before the next ones load: of their memory the collector sees little. So are

@@ -441,5 +441,5 @@ def test_collections_wait_for_large_calls(monkeypatch):
         asyncio.run(some())
         assert collected and set(collected) == {0} and kept.frozen
     finally:
-        gc.unfreeze()
+        gc.freeze()  # as conftest.py has it
         gc.set_threshold(*threshold)
