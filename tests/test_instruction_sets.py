@@ -180,7 +180,7 @@ def case(seed):
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(16), *(pytest.param(range(n, n + 40), marks=pytest.mark.long) for n in range(16, 256, 40))]
+    "seeds", [range(10), *(pytest.param(range(n, n + 40), marks=pytest.mark.long) for n in range(10, 250, 40))]
 )
 @torch.inference_mode()
 def test_random_models_say_the_same(seeds):
@@ -219,7 +219,7 @@ WAYS = {  # how a pair is loaded, and the options of a call
 @pytest.mark.parametrize("folder", TESTS)
 def test_shipped_pairs_say_the_same(folder, dtype):
     """Some lines in every way to decode; the committed hashes have plain decoding."""
-    pair, lines = load_folder(ROOT / "data" / folder), list(read_lines(ROOT / "data" / hashes.SHIPPED[folder]))[:3]
+    pair, lines = load_folder(ROOT / "data" / folder), list(read_lines(ROOT / "data" / hashes.SHIPPED[folder]))[:2]
     first = None
     for kernels in FAST:
         translators = {
