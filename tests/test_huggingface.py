@@ -250,7 +250,7 @@ def test_logits_are_those_of_transformers(case):
 
 def test_greedy_outputs_are_those_of_generate(case):
     model, folder = case
-    sources, pair = sources_of(model, 12), pair_of(read_model(folder)[0])
+    sources, pair = sources_of(model, 20), pair_of(read_model(folder)[0])
     ends = pair.verifier.spec.outputs.ends
     for settings, options in (
         ({}, {}),
@@ -342,8 +342,8 @@ def nearly(model, seed=0):
 def test_drafts_change_no_output(case, dtype):
     """Whatever drafts, and on the kernels in each data type."""
     model, folder = case
-    sources, ours = sources_of(model, 6, longest=9), read_model(folder)[0]
-    pair, how = pair_of(ours), {"dtype": dtype, "no_repeat_ngram_size": 3, "max_len_b": 16, "beam": 1}
+    sources, ours = sources_of(model, 8, longest=9), read_model(folder)[0]
+    pair, how = pair_of(ours), {"dtype": dtype, "no_repeat_ngram_size": 3, "max_len_b": 20, "beam": 1}
     plain = decoded(pair, sources, strategy="ar", **how)
     for drafter in ({"draft_with": "ngram"}, {"draft_with": "recycling", "tree": 6}, {"draft_with": "lookahead"}):
         assert decoded(pair, sources, block_size=4, **drafter, **how) == plain
