@@ -117,7 +117,7 @@ def test_packing_keeps_the_function_and_stores_what_is_shared_once(folder, parts
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
     assert sizes["drafter.safetensors"] < 0.7 * sizes["verifier.safetensors"]
     roles = Translator.from_pretrained(folder).engine.roles
-    assert roles.drafter.model.transformer.encoder is roles.verifier.model.transformer.encoder  # equal, so held and run once
+    assert roles.drafter.model.encoder is roles.verifier.model.encoder  # equal, so held and run once
     half = tmp_path / "half"
     assert pack.main([*flat(parts), "--output", str(half), "--half", "--block-size", "3"]) == 0
     assert load_folder(half).block_size == 3 and pair.block_size == 5
