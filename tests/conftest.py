@@ -52,12 +52,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # a million objects of the libraries, which no collection needs to visit
 
 
-def pytest_runtest_teardown() -> None:
-    if not gc.get_freeze_count():  # a test of the server has thawed them
-        gc.collect()
-        gc.freeze()
-
-
 @pytest.fixture(autouse=True)
 def collected() -> Iterator[None]:
     """Models that a test leaves in cycles are gone before the next ones load: of their memory the collector sees little. So are
@@ -76,6 +70,32 @@ def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:  # not Linux
         return 0
+
+
+def once(function: Callable) -> Callable:
+    """The function, which remembers its results for the same strings, numbers and objects."""
+    kept: dict = {}
+
+    def remembered(*given):
+        key = tuple(each if isinstance(each, str | int | None) else id(each) for each in given)
+        if key not in kept:
+            kept[key] = function(*given), given  # objects that live on keep their identity
+        return kept[key][0]
+
+    return remembered
+
+
+@pytest.fixture(scope="module")
+def loaded_once() -> Iterator[None]:
+    """Model folders are read, and models checked and packed, once for a module's tests, which must leave them as they are: that
+    takes ten times as long as to translate a few sentences."""
+    from specdec_plugins import translator
+    from specdec_plugins.decoding import assembly
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(translator, "load_folder", once(translator.load_folder))
+        patch.setattr(assembly, "load", once(assembly.load))
+        yield
 
 
 def corpus(name: str) -> Path:
@@ -279,7 +299,13 @@ def parts(toy_data, tmp_path_factory) -> dict:
 
     folder = tmp_path_factory.mktemp("pair")
     words = len(Vocabulary.read(toy_data / "bin" / "dict.xa.txt")) - 4
-    shape = {"words": words, "max_source_positions": 100, "max_target_positions": 100}
+    widths = dict.fromkeys([f"{side}_{kind}_dim" for side in ("encoder", "decoder") for kind in ("embed", "ffn_embed")], 32)
+    shape = {
+        "words": words,
+        "max_source_positions": 100,
+        "max_target_positions": 100,
+        **widths,
+    }  # widths that the kernels compute
     verifier, args = make_verifier(seed=3, **shape)
     drafter = make_drafter(seed=4, **shape).float()
     args.source_lang, args.target_lang = "xa", "xb"

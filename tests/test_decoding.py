@@ -40,7 +40,7 @@ from specdec_plugins.decoding.verifier import Unverified, accept_all
 
 @pytest.mark.parametrize("shape", long_but(SHAPES, "post-norm"))
 def test_output_is_the_verifiers_greedy_output(shape):
-    """Hundreds of sentences: batch 1 to 9, block 1 to 30, any end, limits, drafters from random to perfect."""
+    """Hundreds of drafts: batch 1 to 9, block 1 to 30, any end, limits, drafters from random to perfect."""
     rng = random.Random(shape)
     cases = 0
     for seed in range(2):
@@ -48,7 +48,7 @@ def test_output_is_the_verifiers_greedy_output(shape):
         fairseq_model.double()
         model, _ = load((fairseq_model, args))
         for bias in (-9.0, 0.0, 2.0):
-            sources = sentences(14, seed=rng.random())
+            sources = sentences(8, seed=rng.random())
             limits = [rng.randrange(1, 25) for _ in sources]
             tilt = make_tilt(seed, bias)
             unbounded = greedy_all(fairseq_model, sources, [limit + 1 for limit in limits], tilt)
@@ -66,7 +66,7 @@ def test_output_is_the_verifiers_greedy_output(shape):
             hypotheses, stats = decode(verifier, NoDrafter(), sources, limits, 0, 5)
             assert [hypothesis.tokens for hypothesis in hypotheses] == expected
             assert stats.mean_accepted_length == 1.0 and stats.drafted == 0
-    assert cases >= 600
+    assert cases >= 384
 
 
 @pytest.mark.parametrize("shape", ["post-norm", "learned"])
@@ -84,15 +84,14 @@ ARCHITECTURES = pytest.mark.parametrize("arch", ["block", "block_causal"])
 
 
 @ARCHITECTURES
-@pytest.mark.parametrize("same_encoder", [False, True])
-@pytest.mark.parametrize("shape", ["post-norm", "pre-norm", "learned"])
+@pytest.mark.parametrize(("shape", "same_encoder"), [("post-norm", False), ("pre-norm", True), ("learned", False)])
 def test_block_drafter_leaves_the_verifiers_output(shape, same_encoder, arch):
     for seed, bias in enumerate((-9.0, 1.0)):
         (plain, _), (verifier, drafter), tilt = make_pair(seed, same_encoder, bias, drafter={"arch": arch}, **SHAPES[shape])
-        sources = sentences(8, seed=seed)
-        limits = [4 + 2 * index for index in range(8)]
+        sources = sentences(5, seed=seed)
+        limits = [4 + 3 * index for index in range(5)]
         expected = greedy_all(plain, sources, limits, tilt)
-        for block, rows in ((1, 3), (5, 8), (25, 2)):
+        for block, rows in ((1, 3), (5, 5), (25, 2)):
             hypotheses, stats = decode(verifier, drafter, sources, limits, block, rows)
             assert [hypothesis.tokens for hypothesis in hypotheses] == expected
             assert 0 < stats.accepted < stats.drafted or block == 1
@@ -102,7 +101,7 @@ def test_block_drafter_leaves_the_verifiers_output(shape, same_encoder, arch):
 def test_adaptive_lengths_leave_the_verifiers_output(arch):
     """Drafts of any length, none, and sources that the drafter reads only when it is asked, after rows have moved."""
     (fairseq_model, _), (verifier, drafter), tilt = make_pair(bias=-1.0, drafter={"arch": arch})
-    sources, limits = sentences(40, seed=3), [5 + index % 20 for index in range(40)]
+    sources, limits = sentences(24, seed=3), [5 + index % 20 for index in range(24)]
     expected = greedy_all(fairseq_model, sources, limits, tilt)
     for rows in (1, 4):
         requests = [Request(index, tokens, limit) for index, (tokens, limit) in enumerate(zip(sources, limits))]
@@ -119,10 +118,10 @@ def test_strategy_drafter_is_the_plugins_model_alone(kind):
     """Whole blocks up to the limit, with eos in some of them."""
     for seed, bias in enumerate((-9.0, 0.5)):
         (_, plugin), (_, drafter), tilt = make_pair(seed, bias=bias, drafter=DRAFTERS[kind], shake=0.3)
-        sources = sentences(6, seed=seed)
+        sources = sentences(4, seed=seed)
         for block in (1, 5):
             expected = [draft_alone(plugin, source, 12, block, tilt) for source in sources]
-            hypotheses, stats = decode(Unverified(), drafter, sources, [12] * 6, block, 4, accept_all)
+            hypotheses, stats = decode(Unverified(), drafter, sources, [12] * 4, block, 3, accept_all)
             assert [hypothesis.tokens for hypothesis in hypotheses] == expected
             assert stats.accepted == stats.drafted and stats.own_tokens == 0
             for hypothesis in hypotheses:
@@ -177,7 +176,7 @@ def test_tolerant_output_equals_one_sentence_at_a_time():
         ranked = tilt.argsort(-1, descending=True)
         verifier = tilted_verifier(model, tilt)
         for beta, tau, block in ((1, 9.0, 4), (2, 0.7, 3), (3, 1.5, 5), (3, float("inf"), 7), (5, 2.0, 2), (99, 1.0, 9)):
-            sources = sentences(7, seed=rng.random())
+            sources = sentences(5, seed=rng.random())
             limits = [rng.randrange(1, 16) for _ in sources]
             plans = [[int(row[rng.choice([0, 0, 1, 2, 3])]) for row in ranked] for _ in sources]
             expected = [

@@ -79,11 +79,12 @@ def test_demo_shows_translations_and_compares(monkeypatch, capsys):
         assert said in part
 
 
-def test_demo_of_another_pair(monkeypatch, capsys):
+def test_demo_of_another_pair(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(demo, "ROUNDS", 1)
-    assert demo.main(["--model", str(FOLDER), "--input", str(ROOT / "data/demo.txt"), "--batch-size", "8"]) == 0
+    (few := tmp_path / "few").write_text("Ein Hund.\nEine Katze.\n", encoding="utf-8")
+    assert demo.main(["--model", str(FOLDER), "--input", str(few), "--batch-size", "8"]) == 0
     assert "== data" not in capsys.readouterr().out
-    assert demo.main(["--model", str(ROOT / "data/long.en-de"), "--input", str(ROOT / "data/demo.txt")]) == 0  # no drafter
+    assert demo.main(["--model", str(ROOT / "data/long.en-de"), "--input", str(few)]) == 0  # no drafter
     out = capsys.readouterr().out
     assert "long.en-de has no drafter" in out and "exact" not in out and "tolerant" not in out
     assert demo.main(["--model", str(FOLDER)]) == 2

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from functools import cache
 from itertools import chain
 from operator import attrgetter
 
@@ -33,7 +32,7 @@ from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.documents import Documents, windows, windows_of
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.formats.spec import Model, extended
-from specdec_plugins.settings import OptionError, Settings
+from specdec_plugins.settings import OptionError
 from specdec_plugins.text import lines as text_lines
 from specdec_plugins.text.sentences import cut, sentences
 
@@ -48,13 +47,11 @@ WAYS = [  # of cutting the demonstration's documents
 ]
 
 
-@cache
-def pair():
-    return load_folder(DEMO)
+pytestmark = pytest.mark.usefixtures("loaded_once")
 
 
 def demo(**options):
-    return Translator(pair(), Settings(**options))
+    return Translator.from_pretrained(str(DEMO), **options)
 
 
 def flat(lists):

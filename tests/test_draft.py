@@ -86,7 +86,7 @@ def made(folder, text, tmp_path_factory):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int8"])
 def test_from_text_to_a_folder_whose_outputs_are_the_models(folder, made, dtype):
-    lines = sentences(230)[200:]
+    lines = sentences(230)[200 : 208 if dtype == "float64" else 230]
     plain = Translator.from_pretrained(folder, strategy="ar", dtype=dtype).translate(lines)
     drafting_ = Translator.from_pretrained(made, strategy="specdec", dtype=dtype, block_size=4)
     found = drafting_.translate(lines, batch_size=3)
@@ -210,16 +210,26 @@ DRIVER = """
 import os, random, signal, sys, time
 from pathlib import Path
 from specdec_plugins.commands import draft, drafting
+from specdec_plugins.measure import costs
 from specdec_plugins.training.drafting import load
-drafting.CHECKPOINT, drafting.CHUNK = 0.0, 8
+drafting.CHECKPOINT, drafting.CHUNK, drafting.EVALUATIONS, costs.ROUNDS = 0.0, 24, 1, 1
 kills, *arguments = sys.argv[1:]
-state, known, rng = Path(arguments[arguments.index("--output") + 1], "training/state.pt"), 0, random.Random(5)
+folder, known, rng = Path(arguments[arguments.index("--output") + 1], "training"), 0, random.Random(5)
+state = folder / "state.pt"
+def written():
+    return [(each.stat().st_mtime_ns, each.stat().st_size) if each.exists() else None for each in (state, folder / "pairs.jsonl")]
 for number in range(int(kills) + 1):
+    before = written()
     child = os.fork()
     if not child:
         os._exit(draft.main(arguments))
+    writes = rng.randrange(16) if number < int(kills) else 0
+    while writes and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        time.sleep(0.005)
+        if before != (before := written()):
+            writes -= 1
     if number < int(kills):
-        time.sleep(rng.uniform(0.2, 1.5))
+        time.sleep(rng.uniform(0, 0.02))
         os.kill(child, signal.SIGKILL)
     how = os.waitpid(child, 0)[1]
     updates = load(state)["updates"] if state.exists() else 0
@@ -232,7 +242,7 @@ for number in range(int(kills) + 1):
 def test_killed_at_any_moment_it_continues_and_ends_with_the_same_weights(folder, text, made, tmp_path):
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
-    command = [sys.executable, str(script), "8", *arguments(folder, text, tmp_path / "out", "--updates", "40")]
+    command = [sys.executable, str(script), "4", *arguments(folder, text, tmp_path / "out", "--updates", "40")]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     found = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert found.returncode == 0, found.stderr[-2000:]
@@ -330,7 +340,7 @@ def test_a_run_that_is_over_is_not_repeated(folder, text, made, capsys):
 
 def test_a_plateau_ends_it_and_more_time_continues(folder, text, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(drafting, "pays", lambda history: len(history) < 2)
-    monkeypatch.setattr(drafting, "EVALUATIONS", 100)
+    monkeypatch.setattr(drafting, "EVALUATIONS", 1000)
     monkeypatch.setattr(drafting, "EVALUATING", 10.0)
     options = arguments(folder, text, tmp_path / "out", "--minutes")
     ends = []

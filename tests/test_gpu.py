@@ -112,8 +112,8 @@ OTHERS = sorted(set(product(("block", "block_causal", "glide"), ("float32", "flo
 @pytest.mark.parametrize(("code", "dtype"), [*RECORDED, *(pytest.param(*each, marks=pytest.mark.long) for each in OTHERS)])
 def test_recorded_passes_are_eager_passes(code, dtype, device):
     """Tokens and scores, plain and drafted, in batches that grow and shrink again."""
-    count = 10 if device == "cuda" else 7
-    sources, limits = tiny_sources(count), [4 + 3 * index % 20 for index in range(count)]
+    count, most = (10, 20) if device == "cuda" else (6, 12)
+    sources, limits = tiny_sources(count), [4 + 3 * index % most for index in range(count)]
     found = []
     for runner in (Rounding(), recorder(device)):
         roles = loaded(tiny(code), device, dtype, runner)
@@ -128,7 +128,7 @@ def test_recorded_passes_are_eager_passes(code, dtype, device):
         assert tokens(recorded) == tokens(eager) and counts.lengths == others.lengths and counts.accepted == others.accepted
         for one, two in zip(eager, recorded):
             assert one.token_scores == pytest.approx(two.token_scores, abs=1e-4)
-    assert code != "block_causal" or sum(counts.accepted for _, counts in found[0]) > 30
+    assert code != "block_causal" or sum(counts.accepted for _, counts in found[0]) > 20
 
 
 def test_recordings_leave_when_memory_is_short(device):
@@ -167,7 +167,8 @@ def test_what_cannot_be_recorded_runs_eagerly(caplog):
 
 
 def test_in_float64_the_output_is_that_of_a_cpu(device):
-    sources, limits = tiny_sources(12), [4 + 3 * index % 20 for index in range(12)]
+    count = 12 if device == "cuda" else 6
+    sources, limits = tiny_sources(count), [4 + 3 * index % 20 for index in range(count)]
     plain = loaded(tiny("block_causal"), "cpu", "float64", EAGER)
     expected = tokens(decode(*plain, sources, limits, 0, 8)[0])
     roles = loaded(tiny("block_causal"), device, "float64", recorder(device))
@@ -187,7 +188,7 @@ def test_in_float64_the_output_is_that_of_a_cpu(device):
 def test_exact_decoding_is_ar_decoding(dtype, rows, code, device):
     """Except at near ties: a wider pass rounds differently."""
     pair, sources = demo(code)
-    sources = sources * (rows // 16 or 1) if device == "cuda" else sources[::2]
+    sources = sources * (rows // 16 or 1) if device == "cuda" else sources[::4]
     limits = [60] * len(sources)
     roles = loaded(pair, device, dtype, recorder(device) if device == "cuda" else EAGER)
     plain = tokens(decode(*roles, sources, limits, 0, rows, device=device)[0])

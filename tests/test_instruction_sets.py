@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import ROOT, corpus, run_python
 from naive import altered, random_model, side_of
-from support import WORDS, Knowing, engine_model, sentences
+from support import WORDS, Knowing, engine_model, long_but, sentences
 from test_beam import Planned
 from test_kernels import wide_drafter
 
@@ -180,7 +180,7 @@ def case(seed):
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(16), *(pytest.param(range(n, n + 40), marks=pytest.mark.long) for n in range(16, 256, 40))]
+    "seeds", [range(10), *(pytest.param(range(n, n + 40), marks=pytest.mark.long) for n in range(10, 250, 40))]
 )
 @torch.inference_mode()
 def test_random_models_say_the_same(seeds):
@@ -219,7 +219,7 @@ WAYS = {  # how a pair is loaded, and the options of a call
 @pytest.mark.parametrize("folder", TESTS)
 def test_shipped_pairs_say_the_same(folder, dtype):
     """Some lines in every way to decode; the committed hashes have plain decoding."""
-    pair, lines = load_folder(ROOT / "data" / folder), list(read_lines(ROOT / "data" / hashes.SHIPPED[folder]))[:3]
+    pair, lines = load_folder(ROOT / "data" / folder), list(read_lines(ROOT / "data" / hashes.SHIPPED[folder]))[:2]
     first = None
     for kernels in FAST:
         translators = {
@@ -253,7 +253,7 @@ def test_many_outputs_are_the_same(folder, dtype, way):
 
 
 @pytest.mark.parametrize("kernels", sets())
-@pytest.mark.parametrize("dtype", hashes.DTYPES)
+@pytest.mark.parametrize("dtype", long_but(hashes.DTYPES, "float32", "int8"))
 @pytest.mark.parametrize("folder", hashes.SHIPPED)
 def test_hashes_are_the_committed_ones(folder, dtype, kernels):
     lines = list(read_lines(ROOT / "data" / hashes.SHIPPED[folder]))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import make_drafter, make_verifier, model_settings
-from reference import greedy
+from reference import greedy_all
 from support import (
     EOS,
     SHAPES,
@@ -382,7 +382,7 @@ def test_float32_output_is_the_verifiers_greedy_output(shape):
         sources = sentences(14, seed=rng.random())
         limits = [rng.randrange(1, 25) for _ in sources]
         tilt = make_tilt(0, bias)
-        expected = [greedy(fairseq_model, source, limit, tilt) for source, limit in zip(sources, limits)]
+        expected = greedy_all(fairseq_model, sources, limits, tilt)
         verifier = tilted_verifier(model, tilt)
         for error, rows in itertools.product((0.0, 0.4, 1.0), rng.sample(range(1, 10), 3)):
             block = rng.choice([rng.randrange(1, 31), [rng.randrange(12) for _ in range(5)]])

@@ -2,6 +2,7 @@
 
 import ast
 import json
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -71,6 +72,7 @@ NAMED = {
 }
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """The package's modules that a file imports, anywhere in it."""
     found, here = set(), path.relative_to(PACKAGE).parts

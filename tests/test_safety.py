@@ -299,7 +299,7 @@ def test_threads_decode_with_one_loaded_model_at_the_same_time(folders):
     translator = Translator(load_folder(folders / "causal"), Settings(threads=2, max_len_b=12))
     sources = [[5 + n, 6, 2] for n in range(3)]
     usual = [each.tokens for each in translator.engine.generate(sources)]
-    found, turn = dict[int, list[int]](), threading.Barrier(len(sources), timeout=100)
+    found, turn = dict[int, list[int]](), threading.Barrier(len(sources), timeout=600)
 
     def decode(number):
         session = translator.engine.session(1)

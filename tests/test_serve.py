@@ -451,7 +451,7 @@ def test_a_client_that_sends_no_more_gets_its_answer(served, held):
         bodies = [{"text": text, **({"stream": True, "windows": "sentence"} if text == whole else {})} for text in texts]
         passes = threading.Event()
         served.engines[0].post(passes.wait) if held else passes.set()
-        client = socket.create_connection(("127.0.0.1", served.port), timeout=60)
+        client = socket.create_connection(("127.0.0.1", served.port), timeout=600)
         client.sendall(b"".join(map(sent, bodies)))
         client.shutdown(socket.SHUT_WR)
         if held:
@@ -462,7 +462,7 @@ def test_a_client_that_sends_no_more_gets_its_answer(served, held):
         for text, body in zip(texts, bodies):
             own = expected([text], {key: value for key, value in body.items() if key == "windows"})
             assert json.dumps(own[0].text, ensure_ascii=False).encode() in got
-    client = socket.create_connection(("127.0.0.1", served.port), timeout=60)
+    client = socket.create_connection(("127.0.0.1", served.port), timeout=600)
     client.sendall(sent({"text": LINES[0]})[:-3])  # not a whole request
     client.shutdown(socket.SHUT_WR)
     assert client.recv(1000) == b""
@@ -603,21 +603,24 @@ def test_hundreds_of_requests_a_tenth_leaves(served):
     waited(lambda: not any(desk.owners for desk in served.service.models[0].served.line.desks))
 
 
-def started(config):
-    """The command with a configuration, once it answers, and its process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "specdec_plugins.commands.serve", "--config", str(config), "--port", str(port)],
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    served = object.__new__(Served)
-    served.port = port
-    waited(lambda: process.poll() is not None or answers(port))
-    return served, process
+class Command(Served):
+    """The command in a process of its own, once it listens, on a free port. It logs to a file: a full pipe would stop it."""
+
+    def __init__(self, folder, *options):
+        self.log = folder / "log"
+        command = [sys.executable, "-m", "specdec_plugins.commands.serve", "--port", "0", *map(str, options)]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(command, stderr=log, cwd=ROOT)
+        waited(lambda: self.process.poll() is not None or "listening on" in self.logged())
+        self.port = int(re.search(r"listening on http://\S+:(\d+)", self.logged())[1])
+
+    def logged(self):
+        return self.log.read_text(encoding="utf-8")
+
+    def stop(self, signum=signal.SIGTERM):
+        """Returns the status."""
+        self.process.send_signal(signum)
+        return self.process.wait(600)
 
 
 @pytest.mark.long
@@ -625,7 +628,7 @@ def started(config):
 def test_the_command_stops_gracefully(grace, statuses, tmp_path):
     config = tmp_path / "models.toml"
     config.write_text(f'threads = 1\ntimeout = 900\ngrace = {grace}\n[model.demo]\nfolder = "{PAIR}"')
-    served, process = started(config)
+    served = Command(tmp_path, "--config", config)
     reader = http.client.HTTPConnection("127.0.0.1", served.port, timeout=600)
     fields = {"text": " ".join(LINES * 15), "stream": True, "windows": "sentence"}
     reader.request("POST", "/v1/translate", json.dumps(fields), {"content-type": "application/json"})
@@ -639,15 +642,14 @@ def test_the_command_stops_gracefully(grace, statuses, tmp_path):
             return float(re.search(r'specdec_texts\{model="demo"\} (\S+)', served.ask("GET", "/metrics")[2])[1]) >= texts
 
         waited(accepted)
-        process.send_signal(signal.SIGTERM)
+        served.process.send_signal(signal.SIGTERM)
         found = [each.result() for each in asked]
         assert {status for status, _ in found} == statuses
         assert all(status == 200 or content["error"].startswith("the server stopped before") for status, content in found)
         name, data = re.findall(r"event: (.*)\ndata: (.*)\n\n", stream.read().decode())[-1]
         assert name == "result" or (503 in statuses and name == "error" and "the server stopped before" in data)
-    assert process.wait(600) == 0
-    logged = process.stderr.read()
-    assert "Traceback" not in logged and "POST /v1/translate 200" in logged
+    assert served.process.wait(600) == 0
+    assert "Traceback" not in served.logged() and "POST /v1/translate 200" in served.logged()
 
 
 def test_a_session_that_cannot_be_opened_is_tried_again(monkeypatch):
@@ -686,14 +688,14 @@ def test_another_model_takes_over_between_requests(monkeypatch):
 
     def step(*how, run=desk.session.step):
         begun.set()
-        assert go.wait(60)
+        assert go.wait(600)
         return run(*how)
 
     monkeypatch.setattr(desk.session, "step", step)
     try:
         with ThreadPoolExecutor(2) as pool:
             first = pool.submit(served.post, text=LINES[:3])
-            assert begun.wait(60)
+            assert begun.wait(600)
             new = AsyncTranslator(Translator.from_pretrained(other, threads=1), threads=served.engines)
             served.service.swap(0, Model.of("new", new))
             second = pool.submit(served.post, text="The file does not exist.")
@@ -718,7 +720,7 @@ def test_folders_are_loaded_again(tmp_path):
     link, config = tmp_path / "model", tmp_path / "models.toml"
     config.write_text(f'threads = 1\n[model.demo]\nfolder = "{link}"')
     link.symlink_to(PAIR)
-    served, process = started(config)
+    served = Command(tmp_path, "--config", config)
     done, found = threading.Event(), []
 
     def asking():
@@ -728,26 +730,25 @@ def test_folders_are_loaded_again(tmp_path):
     def replaced(folder, said):
         (tmp_path / "next").symlink_to(folder)
         os.replace(tmp_path / "next", link)
-        process.send_signal(signal.SIGHUP)
-        logged = ""
-        while said not in logged:
-            logged = process.stderr.readline()
-            assert logged
+        served.process.send_signal(signal.SIGHUP)
+        waited(lambda: said in served.logged() or served.process.poll() is not None)
+        assert said in served.logged()
 
-    with ThreadPoolExecutor(4) as pool:
-        try:
+    try:
+        with ThreadPoolExecutor(4) as pool:
             for _ in range(4):
                 pool.submit(asking)
-            waited(lambda: found)
-            replaced(tmp_path, "ERROR model demo was not loaded again, and stays as it was:")
-            replaced(ROOT / "data" / "docs.en-fr", "INFO model demo was loaded again")
-            seen = len(found)
-            waited(lambda: len(found) > seen + 8)
-        finally:
-            done.set()
-            process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    assert process.returncode == 0
+            try:
+                waited(lambda: found)
+                replaced(tmp_path, "ERROR model demo was not loaded again, and stays as it was:")
+                replaced(ROOT / "data" / "docs.en-fr", "INFO model demo was loaded again")
+                seen = len(found)
+                waited(lambda: len(found) > seen + 8)
+            finally:
+                done.set()
+    finally:
+        status = served.stop()  # once all are answered
+    assert status == 0
     assert {status for status, _ in found} == {200}
     assert {content["target"] for _, content in found} == {"de", "fr"} and found[-1][1]["target"] == "fr"
 
@@ -767,14 +768,6 @@ def test_a_signal_while_models_are_loaded(tmp_path):
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=600)
     assert process.returncode == 0
-
-
-def answers(port):
-    try:
-        socket.create_connection(("127.0.0.1", port)).close()
-    except OSError:
-        return False
-    return True
 
 
 def test_the_commands_faults(tmp_path, capsys, monkeypatch):

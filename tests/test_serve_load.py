@@ -5,15 +5,12 @@ import itertools
 import json
 import random
 import resource
-import signal
 import socket
-import subprocess
-import sys
 from contextlib import suppress
 
 import pytest
 from conftest import ROOT, resident
-from test_serve import Served, answers, served, waited  # noqa: F401
+from test_serve import Command, Served, served, waited  # noqa: F401
 from test_serving import LINES, PAIR
 
 from specdec_plugins.commands import translate
@@ -86,7 +83,7 @@ def connected(port: int, sent: bytes = b"", **how) -> socket.socket:
     if "window" in how:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, how["window"])
     client.connect(("127.0.0.1", port))
-    client.settimeout(60)
+    client.settimeout(600)
     client.sendall(sent)
     return client
 
@@ -181,18 +178,11 @@ def test_clients_that_do_not_read(served):  # noqa: F811
 
 
 @pytest.mark.long
-def test_the_end_does_not_wait_for_clients_that_stall():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "specdec_plugins.commands.serve", "--model", PAIR, "--port", str(port), "--grace", "0.5"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    waited(lambda: process.poll() is not None or answers(port))
-    clients = [connected(port, half("/translate")), connected(port, window=2048)]
+def test_the_end_does_not_wait_for_clients_that_stall(tmp_path):
+    server = Command(tmp_path, "--model", PAIR, "--grace", "0.5")
+    clients = [connected(server.port, half("/translate")), connected(server.port, window=2048)]
     clients[1].settimeout(0.5)
     assert reset(
         clients[1], b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n", 10_000_000
     )  # a timeout: it does not read on
-    process.send_signal(signal.SIGTERM)
-    _, logged = process.communicate(timeout=300)
-    assert process.returncode == 0 and "Finished server process" in logged
+    assert server.stop() == 0 and "Finished server process" in server.logged()

@@ -12,11 +12,13 @@ from contextlib import suppress
 from functools import partial
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, once
 
 from specdec_plugins import AsyncTranslator, Translator
+from specdec_plugins.decoding import assembly
 from specdec_plugins.decoding.compiled import library
 from specdec_plugins.decoding.control.fixed import FixedLength
+from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.serving import garbage
 from specdec_plugins.serving.calls import Call, Calls
 from specdec_plugins.serving.guest import Cancelled, Guest
@@ -62,10 +64,16 @@ def expected(texts, options, **base):
     return translator(settings).translate(texts, **rest)
 
 
-def translator(settings, kept={}):  # noqa: B006
-    if settings not in kept:
-        kept[settings] = Translator.from_pretrained(PAIR, **vars(settings))
-    return kept[settings]
+@functools.cache
+def pair():
+    return load_folder(PAIR)
+
+
+@functools.cache
+def translator(settings, load=once(assembly.load)):  # noqa: B008
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assembly, "load", load)  # models are packed once for all settings
+        return Translator(pair(), settings)
 
 
 def plain(results):
@@ -184,7 +192,7 @@ async def test_a_refused_request_does_not_keep_the_next_one_waiting():
     served.threads[0].post(held.wait)
     calls = []
     for count, options in enumerate(({"beam": 65}, {}), 1):
-        calls.append(asyncio.ensure_future(served.translate(LINES[0], timeout=100, **options)))
+        calls.append(asyncio.ensure_future(served.translate(LINES[0], timeout=600, **options)))
         while len(served.line.guests) < count:
             await asyncio.sleep(0.01)
     held.set()
@@ -197,7 +205,7 @@ async def test_a_refused_request_does_not_keep_the_next_one_waiting():
 @asynchronous
 async def test_two_sessions_run_passes_at_the_same_time(monkeypatch):
     """And share the threads; results are the translator's own."""
-    served, texts, both = load(), LINES * 6, threading.Barrier(2, timeout=100)
+    served, texts, both = load(), LINES * 6, threading.Barrier(2, timeout=600)
     for session in await finished(served):
         met = []
 
@@ -239,7 +247,7 @@ async def test_a_search_drafts_nothing_where_others_are_greedy():
 async def test_a_search_may_have_fewer_outputs_than_asked_for():
     """Where its beginning fills the limit, it has one; the call ends with what there is."""
     served, how = load(), {"beam": 3, "nbest": 3, "beginnings": ["Ein Mann " * 700]}
-    (found,) = await served.translate(LINES[:1], timeout=30, **how)
+    (found,) = await served.translate(LINES[:1], timeout=600, **how)
     assert plain(found) == plain(expected(LINES[:1], how))
     assert [bool(each.text) for each in found] == [each.confidence > 0 for each in found] == [True, False, False]
     assert not any(desk.owners or desk.unfinished for desk in served.line.desks)
@@ -280,7 +288,7 @@ async def test_models_take_turns(monkeypatch):
             order.append((name, both["other"].line.desks[0].session.idle, threading.current_thread().name))
             if len(order) == 1:
                 stopped.set()
-                assert go.wait(60)
+                assert go.wait(600)
             return run(*how)
 
         monkeypatch.setattr(session, "step", step)
@@ -437,11 +445,13 @@ def test_collections_wait_for_large_calls(monkeypatch):
         monkeypatch.setattr(gc, "collect", lambda: collected.append(len(busy)))
 
         async def some():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(kept.collect(lambda: bool(busy) and busy.pop()), 0.5)
+            collecting = asyncio.ensure_future(kept.collect(lambda: bool(busy) and busy.pop()))
+            while len(collected) < 2:
+                await asyncio.sleep(0.001)
+            collecting.cancel()
 
         asyncio.run(some())
-        assert collected and set(collected) == {0} and kept.frozen
+        assert set(collected) == {0} and kept.frozen
     finally:
-        gc.unfreeze()
+        gc.freeze()  # as conftest.py has it
         gc.set_threshold(*threshold)

@@ -231,7 +231,7 @@ def test_prefill_is_plain_decoding_with_forced_tokens(world, rule, kernels):
         model, args = wide_verifier(**KERNEL_SHAPES["pre-norm"])
         verifier, tilt = ModelVerifier(on_kernels((model, args))[0]), None
     rng, requests, options = random.Random(2), [], {"tolerance" if isinstance(rule, Tolerance) else "sampling": rule}
-    for index, source in enumerate(sentences(12, seed=5)):
+    for index, source in enumerate(sentences(8, seed=5)):
         forced = [rng.randrange(4, WORDS) for _ in range(rng.choice([0, 1, 7, 30, 50]))]
         limit, seeds = rng.choice([5, 40, 60]), [index] * rng.choice([1, 1, 2])
         requests.append(
@@ -240,7 +240,7 @@ def test_prefill_is_plain_decoding_with_forced_tokens(world, rule, kernels):
             )
         )
     outputs = []
-    for drafter in (NoDrafter(), Knowing([[5] * 60] * 12, 0.3)):
+    for drafter in (NoDrafter(), Knowing([[5] * 60] * 8, 0.3)):
         stats = DecodeStats()
         found = list(speculative_decode(drafter, verifier, TopBetaTau(), Lengths([3, 0], ragged=True), requests, 4, stats))
         check_balance(stats, found)

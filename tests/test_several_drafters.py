@@ -4,6 +4,7 @@ import json
 import logging
 import shutil
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from conftest import ROOT
@@ -19,6 +20,7 @@ from specdec_plugins.formats.spec import DrafterModel, fingerprint
 from specdec_plugins.settings import Settings
 from specdec_plugins.translator import Translator
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
 DATA, SHIPPED = ROOT / "data", {"demo.en-de": "demo.txt", "docs.en-fr": "docs.txt"}
 PAIR, NAMES = DATA / "docs.en-fr", ["glide", "block_causal"]
 
@@ -37,15 +39,15 @@ def lines_of(model, count=None):
 @pytest.mark.parametrize("model", SHIPPED)
 @pytest.mark.parametrize("dtype", [*DTYPES, "float64"])
 def test_outputs_with_each_drafter_are_plain_ones(model, dtype):
-    lines = lines_of(model, 4 if dtype == "float64" else None)
-    plain = Translator.from_pretrained(str(DATA / model), strategy="ar", dtype=dtype, threads=1)
+    lines = lines_of(model, 2 if dtype == "float64" else 8)
+    pair = load_folder(DATA / model)
+    plain = Translator(pair, Settings(strategy="ar", dtype=dtype, threads=1))
     expected, found_by_beams = ([each.tokens for each in plain.translate(lines, beam=beam)] for beam in (1, 3))
-    for name in NAMES:
-        for length in (4, 8):
-            drafting = Translator.from_pretrained(str(DATA / model), drafter=name, dtype=dtype, threads=1, block_size=length)
-            for rows in (1, 5):
-                assert [each.tokens for each in drafting.translate(lines, batch_size=rows)] == expected, (name, length, rows)
-            assert drafting.engine.drafter_name == name and drafting.stats.mean_accepted_length > 2.5
+    for name, (length, rows) in product(NAMES, ((4, 1), (8, 5))):
+        drafting = Translator(with_drafter(pair, name), Settings(dtype=dtype, threads=1, block_size=length))
+        assert [each.tokens for each in drafting.translate(lines, batch_size=rows)] == expected, (name, length, rows)
+        assert drafting.engine.drafter_name == name and drafting.stats.mean_accepted_length > 2.5
+        if length == 8:
             assert [each.tokens for each in drafting.translate(lines, beam=3)] == found_by_beams
 
 

@@ -115,9 +115,9 @@ def test_exact(name, dtype, sampling):
     """Against the verifier alone: ragged drafts, plain steps between, refills, ends of sentences, limits."""
     rng, accepted = random.Random(1), 0
     drafter, verifier = make_pair(name, dtype)
-    requests = [replace(each, limit=rng.randrange(1, 25)) for each in requests_for(12, seed=6, samplings=[sampling])]
+    requests = [replace(each, limit=rng.randrange(1, 25)) for each in requests_for(8, seed=6, samplings=[sampling])]
     expected, _ = run(verifier, NoDrafter(), requests, [0], 5)
-    for rows, lengths in ((1, [4]), (5, [3, 0, 2]), (12, [5])):
+    for rows, lengths in ((1, [4]), (3, [3, 0, 2]), (8, [5])):
         outputs, stats = run(verifier, drafter, requests, lengths, rows)
         assert outputs == expected
         accepted += stats.accepted
@@ -130,7 +130,7 @@ def test_exact(name, dtype, sampling):
 def test_trees_of_heads(name, dtype, sampling):
     """They branch, some passes accept several tokens, and no output changes."""
     drafter, verifier = make_pair(name, dtype)
-    requests = requests_for(10, seed=3, samplings=[sampling])
+    requests = requests_for(6, seed=3, samplings=[sampling])
     expected, _ = run(verifier, NoDrafter(), requests, [0], 5)
     for rows in (1, 4):
         outputs, stats = decode(verifier, drafter, requests, FixedLength(4, tree=Tree(9)), rows)
@@ -143,7 +143,7 @@ def test_trees_of_heads(name, dtype, sampling):
 def test_outputs_where_chains_and_trees_take_turns(name, dtype):
     """From none to chains to trees and back, within sentences."""
     drafter, verifier = make_pair(name, dtype)
-    requests = requests_for(20, seed=3, samplings=[Sampling(0.7), None])
+    requests = requests_for(12, seed=3, samplings=[Sampling(0.7), None])
     expected, _ = run(verifier, NoDrafter(), requests, [0], 5)
     for rows in (1, 4):
         noted = Noted(Mixed(5, 9, 1))
@@ -237,7 +237,7 @@ def batch_of(verifier, lengths=(6, 3, 8), seed=0):
     return Batch(make_batch([5, 7, 4], words=WORDS, seed=seed + 1), prefix, target, SYMBOLS, verifier)
 
 
-def teach(network, batch, updates=60):
+def teach(network, batch, updates=40):
     """Losses per prediction while a network memorises a batch."""
     optimiser, losses = torch.optim.Adam(network.parameters(), 3e-3), []
     for _ in range(updates):
@@ -249,24 +249,18 @@ def teach(network, batch, updates=60):
     return losses
 
 
-@every
-def test_learning(name):
-    """A batch can be memorised, and the verifier stays frozen."""
-    network, verifier = make_network(name, make_model(), shake=0.0)
-    losses = teach(network, batch_of(verifier))
-    assert losses[-1] < 0.6 * losses[0]
-    assert all(each.grad is not None for each in network.parameters())  # as distributed training requires
-    assert all(not tensor.requires_grad for tensor in verifier.tensors.values())
-
-
 @pytest.mark.parametrize("shape", ["pre-norm", "post-norm"])
 @every
 def test_training_teaches_what_decoding_uses(name, shape):
-    """Training and decoding agree on which drafted tokens are right after the target's own tokens."""
+    """A batch can be memorised while the verifier stays frozen, and training and decoding agree on which drafted tokens are right
+    after the target's own tokens."""
     model = make_model(3, shape)
     network, verifier = make_network(name, model, shake=0.0)
     batch = batch_of(verifier)
-    teach(network, batch, 40)
+    losses = teach(network, batch)
+    assert losses[-1] < 0.7 * losses[0]
+    assert all(each.grad is not None for each in network.parameters())  # as distributed training requires
+    assert all(not tensor.requires_grad for tensor in verifier.tensors.values())
     right = network.eval().loss(batch).right
     weights = DrafterModel(name, network.state_dict(), None, OPTIONS[name], right.size(1))
     drafter, judge = assembly.assemble(model, weights, dtype="float64")

@@ -117,7 +117,7 @@ def test_packing_keeps_the_function_and_stores_what_is_shared_once(folder, parts
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
     assert sizes["drafter.safetensors"] < 0.7 * sizes["verifier.safetensors"]
     roles = Translator.from_pretrained(folder).engine.roles
-    assert roles.drafter.model.transformer.encoder is roles.verifier.model.transformer.encoder  # equal, so held and run once
+    assert roles.drafter.model.encoder is roles.verifier.model.encoder  # equal, so held and run once
     half = tmp_path / "half"
     assert pack.main([*flat(parts), "--output", str(half), "--half", "--block-size", "3"]) == 0
     assert load_folder(half).block_size == 3 and pair.block_size == 5
@@ -165,7 +165,7 @@ def test_standard_input_and_output_without_fairseq(folder, lines, tmp_path, capf
 from specdec_plugins.commands import translate
 status = translate.main(["--model", {str(folder)!r}])
 sys.exit(status or [name for name in sys.modules if name.startswith("fairseq")] or None)"""
-    result = subprocess.run([sys.executable, "-c", code], input=text, capture_output=True, cwd=ROOT, timeout=120)
+    result = subprocess.run([sys.executable, "-c", code], input=text, capture_output=True, cwd=ROOT, timeout=600)
     assert result.returncode == 0 and result.stdout.count(b"\n") == len(lines)
     assert b"greedy; block drafts" in result.stderr and b"\r" not in result.stderr  # a summary; no bar in a log
     unended = tmp_path / "unended"
@@ -360,9 +360,8 @@ def started(options, output):
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
-    deadline = time.monotonic() + 60
-    while not (output.exists() and output.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    while process.poll() is None and not (output.exists() and output.stat().st_size):
+        time.sleep(0.01)
     return process
 
 
@@ -370,7 +369,7 @@ def started(options, output):
 @pytest.mark.parametrize("signum, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_stopped_run_can_be_resumed(folder, source, tmp_path, signum, status, workers):
     many = tmp_path / "many"
-    many.write_text(source.read_text(encoding="utf-8") * 400, encoding="utf-8")
+    many.write_text(source.read_text(encoding="utf-8") * 4000, encoding="utf-8")
     output = tmp_path / "output"
     options = [
         "--model",
@@ -387,11 +386,11 @@ def test_a_stopped_run_can_be_resumed(folder, source, tmp_path, signum, status, 
         os.killpg(process.pid, signum)
     else:
         process.send_signal(signum)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == status, err
     assert err.count("\n") == 1 and "stopped (lines written: " in err and "run it again with --resume to continue" in err
     done = output.read_bytes().count(b"\n")
-    assert 0 < done < 12 * 400 and f"{done:,}" in err
+    assert 0 < done < 12 * 4000 and f"{done:,}" in err
     head = many.read_text(encoding="utf-8").splitlines(keepends=True)[: done + 30]
     many.write_text("".join(head), encoding="utf-8")
     assert translate.main([*map(str, options), "--resume", "--quiet"]) == 0
@@ -401,14 +400,14 @@ def test_a_stopped_run_can_be_resumed(folder, source, tmp_path, signum, status, 
 @pytest.mark.long
 def test_a_worker_that_dies_takes_nothing_with_it(folder, source, tmp_path, capfd):
     many = tmp_path / "many"
-    many.write_text(source.read_text(encoding="utf-8") * 200, encoding="utf-8")
+    many.write_text(source.read_text(encoding="utf-8") * 1000, encoding="utf-8")
     output, whole = tmp_path / "output", tmp_path / "whole"
     options = ["--model", folder, "--input", many, "--buffer-size", 16, "--max-len-b", 15]
     process = started([*options, "--output", output, "--workers", 2], output)
     children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     named = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
     os.kill(next(pid for pid in children if b"spawn_main" in named[pid]), signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 1 and err.count("\n") == 1, err
     assert "error: a worker process died" in err and "with --resume to continue" in err
     done = output.read_bytes()
@@ -507,7 +506,7 @@ def test_a_reader_that_leaves(folder, source):
     command = (
         f"{sys.executable} -m specdec_plugins.commands.translate --model {folder} --input {source} --buffer-size 1 | head -n 1"
     )
-    result = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=600)
     assert result.stdout == "\n" and result.stderr == ""
 
 

@@ -195,7 +195,7 @@ def test_the_output_is_that_without_drafts(dtype, how):
         alone, _ = decode(verifier, NoDrafter(), requests, 0, 1)
         outputs = [hypothesis.tokens for hypothesis in alone]
         assert len({tuple(tokens) for tokens in outputs}) > 5
-        for error, rows, block in ((0.0, 1, 3), (0.3, 4, [1, 0, 5, 2]), (0.5, 10, 6), (1.0, 3, 4)):
+        for error, rows, block in ((0.0, 1, 3), (0.3, 4, [1, 0, 5, 2]), (0.6, 10, 6)):
             found, stats = decode(verifier, Branching(outputs, error), requests, block, rows, ragged=rows == 4)
             assert said(found, dtype) == said(alone, dtype)
             accepted = max(accepted, stats.mean_accepted_length)
@@ -404,7 +404,7 @@ def test_outputs_where_chains_and_trees_take_turns(dtype, kind):
     model, drafting = load(verifier, drafter) if dtype == "float64" else on_kernels(verifier, drafter, dtype)
     requests = [
         Request(index, source, 24, seeds=[index], sampling=DRAWN["drawn"] if index % 2 else None)
-        for index, source in enumerate(sentences(20, seed=9))
+        for index, source in enumerate(sentences(10, seed=9))
     ]
     alone, _ = decode(ModelVerifier(model), NoDrafter(), requests, 0, 4)
     for rows in (1, 5):

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -21,8 +22,8 @@ from test_workers import build
 from specdec_plugins.workers import Workers
 if __name__ == "__main__":
     with Workers(2, build) as workers:
-        for done, _ in enumerate(workers.map([0.0] * 4 + [60.0] * 9), 1):
-            if done == 4:  # both are busy for a minute
+        for done, _ in enumerate(workers.map([0.0] * 4 + [9999.0] * 9), 1):
+            if done == 4:  # both are busy for hours
                 print(*(worker.process.pid for worker in workers.workers), flush=True)
 """
 
@@ -49,7 +50,20 @@ def build_but_the_second(number):
     return build(number)
 
 
-def test_answers_come_in_order_from_all_and_tasks_are_taken_up_as_needed():
+def build_meeting(folder, number):
+    """Answers once three processes have taken a task up."""
+    answer = build(number)
+
+    def meet(task):
+        (folder / str(number)).touch()
+        while len(list(folder.iterdir())) < 3:
+            time.sleep(0.001)
+        return answer(task)
+
+    return meet
+
+
+def test_answers_come_in_order_from_all_and_tasks_are_taken_up_as_needed(tmp_path):
     taken = 0
 
     def tasks():
@@ -58,7 +72,7 @@ def test_answers_come_in_order_from_all_and_tasks_are_taken_up_as_needed():
             taken += 1
             yield 0.02 if number % 7 == 0 else 0.0001 * number
 
-    with Workers(3, build) as workers:
+    with Workers(3, partial(build_meeting, tmp_path)) as workers:
         os.kill(workers.workers[0].process.pid, signal.SIGINT)  # as a terminal sends it; to answer that is not their affair
         answers = []
         for done, answer in enumerate(workers.map(tasks())):
@@ -101,7 +115,7 @@ def test_busy_workers_end_with_the_process_that_asks(tmp_path):
     assert len(pids) == 2 and all(map(alive, pids))
     process.send_signal(signal.SIGKILL)
     process.wait()  # and not until nobody holds its stdout, as the workers do
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 600
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(alive, pids))
