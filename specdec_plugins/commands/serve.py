@@ -24,15 +24,8 @@ from specdec_plugins.formats import hub
 from specdec_plugins.settings import DTYPES, Fault, OptionError, Settings
 
 SWITCH = 0.0001  # seconds until a thread yields the interpreter, for which engines wait after each pass; usually 5 ms
-OF_MODELS = (
-    "rows",
-    "queue",
-    "device",
-    "dtype",
-    "drafter",
-    "draft-with",
-    "learn",
-)  # options that a model in a configuration may have
+# Options that a model in a configuration may have
+OF_MODELS = ("rows", "queue", "device", "dtype", "drafter", "draft-with", "learn")
 
 
 def parser() -> Parser:
