@@ -785,6 +785,7 @@ def test_the_commands_faults(tmp_path, capsys, monkeypatch):
     assert str(tmp_path / "none") in refused("--model", tmp_path / "none", status=1)
     with monkeypatch.context() as missing:
         missing.setitem(sys.modules, "uvicorn", None)
+        missing.delitem(sys.modules, "specdec_plugins.serving.server", raising=False)  # other tests import it
         assert refused("--model", PAIR, status=1).endswith(f"; run: {install_command('serve')}")
     (tmp_path / "keys").write_text("# none\n")
     assert refused("--model", PAIR, "--keys", tmp_path / "keys", status=1) == f"{tmp_path}/keys: no keys; write one per line"
