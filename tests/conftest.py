@@ -58,8 +58,9 @@ def collected() -> Iterator[None]:
     the threads that it asked for."""
     before = resident()
     yield
-    if torch := sys.modules.get("torch"):
-        torch.set_num_threads(1)  # a test may have asked for more, whose spinning would cost the next ones
+    if torch := sys.modules.get("torch"):  # commands change these for the whole process
+        torch.set_num_threads(1)  # more would cost the next tests, as threads spin
+        torch.set_float32_matmul_precision("highest")
     if resident() > before + 2**24:
         gc.collect()
 

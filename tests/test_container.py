@@ -168,14 +168,16 @@ def test_the_image_has_all_kernels_and_serves(image, tmp_path):
         path.chmod(0o755 if path.is_dir() else 0o644)
     server = image.run(tmp_path)
     try:
-        (pid,) = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+        children, end = Path(f"/proc/{server.pid}/task/{server.pid}/children"), time.monotonic() + 120
+        while not (pid := children.read_text().strip()):  # unshare has yet to fork
+            assert server.poll() is None and time.monotonic() < end, image.root.with_suffix(".log").read_text()
+            time.sleep(0.05)
 
         def execute(command: list[str]) -> subprocess.CompletedProcess:
             entered = ["nsenter", f"--target={pid}", *NAMESPACES, *command]
             return subprocess.run(entered, env=image.environment, capture_output=True, text=True, timeout=60)
 
         health = json.loads(image.said["HEALTHCHECK"].partition("CMD ")[2])
-        end = time.monotonic() + 120
         while (checked := execute(health)).returncode:
             assert server.poll() is None and time.monotonic() < end, image.root.with_suffix(".log").read_text() + checked.stderr
             time.sleep(0.5)
