@@ -263,8 +263,7 @@ struct Judging {
         if (!bounds) return values;
         const int row = bounds->rows[at];
         const Linear& exact = bounds->plane->exact;
-        multiply(exact, bounds->input, {row, row + 1}, {0, exact.panels}, [&](int, int column) { return values + column; },
-                 [](float* to, Floats value) { store(to, value); });
+        multiply(exact, bounds->input, {row, row + 1}, {0, exact.panels}, [&](int, int column) { return values + column; }, keep);
         return values;
     }
     Origin origin(int64_t b) const {

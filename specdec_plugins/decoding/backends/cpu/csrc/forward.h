@@ -312,7 +312,6 @@ class Forward {
         else
             multiply(linear, from, {0, count}, portion(linear.panels, part.member, team.size), place, write);
     }
-    static constexpr auto keep = [](float* to, Floats value) __attribute__((always_inline)) { store(to, value); };
 
     // Positions beyond the table use its last row. NULL without a table.
     const float* position(int row) const {

@@ -327,6 +327,9 @@ void multiply_by(const Linear& linear, const Input& input, Range rows, Range pan
     }
 }
 
+// A `write` that stores results as they are. A function in its place would be called for each vector.
+constexpr auto keep = [](float* to, Floats value) __attribute__((always_inline)) { store(to, value); };
+
 // Multiplies rows with panels. place(row, first output) returns the destination of a row's TILE results; write(to, vector) stores
 // them there. The last panel's results are stored without the padding, and without `write`.
 template <class Place, class Write>

@@ -169,8 +169,7 @@ class Lazy {
     void compute(int panel) {
         last = panel;
         bounds[panel] = -INFINITY, ++panels;
-        multiply(exact, input, {row, row + 1}, {panel, panel + 1}, [&](int, int column) { return values + column; },
-                 [](float* to, Floats value) { store(to, value); });
+        multiply(exact, input, {row, row + 1}, {panel, panel + 1}, [&](int, int column) { return values + column; }, keep);
         const int64_t first = panel * TILE, end = this->end(panel);
         for (int64_t token : banned)
             if (first <= token && token < end) values[token] = -INFINITY;
