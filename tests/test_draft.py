@@ -40,19 +40,25 @@ from specdec_plugins.training.pairs import batch_of, batches, line_of, read_pair
 from specdec_plugins.translator import Translator
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A verifier with random weights whose outputs end, as an import makes it: special tokens of its own, a language token."""
-    folder = tmp_path_factory.mktemp("model")
+def letters(folder, ending):
+    """A verifier with random weights, its drafter, and the config of their codec, as an import makes them: special tokens of its
+    own, a language token. A larger bias ``ending`` ends outputs sooner."""
     (folder / "letters.txt").write_text(CHARACTERS, encoding="utf-8")
     size = len(CHARACTERS) + 4 + len(LANGUAGES)
-    verifier, _ = random_pair(Shape(2, 1, 32, 64, 2, size, positions=64), seed=3)
+    verifier, drafter = random_pair(Shape(2, 1, 32, 64, 2, size, positions=64), seed=3)
     bias = torch.zeros(size)
-    bias[SYMBOLS.eos] = 1.0
+    bias[SYMBOLS.eos] = ending
     tensors = {**verifier.tensors, "decoder.output_projection.bias": bias}
     verifier = replace(verifier, spec=replace(verifier.spec, symbols=SYMBOLS, output=Output(bias=True)), tensors=tensors)
     files = {"characters": folder / "letters.txt"}
-    config = CodecConfig("one_file_codec:Characters", "it", files, "xa", "xb", {"languages": LANGUAGES})
+    return verifier, drafter, CodecConfig("one_file_codec:Characters", "it", files, "xa", "xb", {"languages": LANGUAGES})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A verifier whose outputs end."""
+    folder = tmp_path_factory.mktemp("model")
+    verifier, _, config = letters(folder, 1.0)
     save_folder(Pair.open(verifier, None, config), folder / "verifier")
     return folder / "verifier"
 

@@ -15,9 +15,7 @@ for package in ("fastapi", "greenlet", "prometheus_client"):
     pytest.importorskip(package)
 
 from conftest import ROOT, run_python  # noqa: E402
-from random_pair import Shape, random_pair  # noqa: E402
-from test_draft import sentences  # noqa: E402
-from test_one_file_codec import CHARACTERS, LANGUAGES, SYMBOLS  # noqa: E402
+from test_draft import letters, sentences  # noqa: E402
 from test_serving import asynchronous  # noqa: E402
 
 from specdec_plugins import AsyncTranslator, Translator  # noqa: E402
@@ -29,14 +27,12 @@ from specdec_plugins.extras import install_command  # noqa: E402
 from specdec_plugins.formats import drafter_folder  # noqa: E402
 from specdec_plugins.formats.folder import Pair, load_folder, save_folder  # noqa: E402
 from specdec_plugins.formats.spec import fingerprint  # noqa: E402
-from specdec_plugins.model.spec import Output  # noqa: E402
 from specdec_plugins.serving import learning  # noqa: E402
 from specdec_plugins.serving.learning import LONGEST, STARTS, WAITING, Learning, Lessons, continued, learner  # noqa: E402
 from specdec_plugins.serving.metrics import Metrics  # noqa: E402
 from specdec_plugins.serving.server import load  # noqa: E402
 from specdec_plugins.serving.service import Model, Service  # noqa: E402
 from specdec_plugins.settings import OptionError, Settings  # noqa: E402
-from specdec_plugins.text.codec import CodecConfig  # noqa: E402
 from specdec_plugins.training.learner import Learner  # noqa: E402
 from specdec_plugins.training.served import Example, Pace, Task  # noqa: E402
 
@@ -50,15 +46,7 @@ LINES = sentences(150)
 def folder(tmp_path_factory):
     """A pair with random weights, whose drafter knows nothing yet."""
     folder = tmp_path_factory.mktemp("pair")
-    (folder / "letters.txt").write_text(CHARACTERS, encoding="utf-8")
-    size = len(CHARACTERS) + 4 + len(LANGUAGES)
-    verifier, drafter = random_pair(Shape(2, 1, 32, 64, 2, size, positions=64), seed=3)
-    bias = torch.zeros(size)
-    bias[SYMBOLS.eos] = 1.7
-    tensors = {**verifier.tensors, "decoder.output_projection.bias": bias}
-    verifier = replace(verifier, spec=replace(verifier.spec, symbols=SYMBOLS, output=Output(bias=True)), tensors=tensors)
-    files = {"characters": folder / "letters.txt"}
-    config = CodecConfig("one_file_codec:Characters", "it", files, "xa", "xb", {"languages": LANGUAGES})
+    verifier, drafter, config = letters(folder, 1.7)
     save_folder(Pair.open(verifier, replace(drafter, verifier=fingerprint(verifier)), config), folder / "pair")
     return str(folder / "pair")
 

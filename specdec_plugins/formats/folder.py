@@ -58,6 +58,11 @@ class Pair:
         return cls(hub.title(config.folder), verifier, drafter, open_codec(config, verifier.spec.symbols), config)
 
     @property
+    def mark(self) -> str:
+        """The verifier's fingerprint, computed if the folder does not say it."""
+        return self.fingerprint or spec.fingerprint(self.verifier)
+
+    @property
     def source(self) -> Vocabulary:
         return self.codec.source
 
@@ -402,7 +407,7 @@ def _checked(pair: Pair, faults: Sequence[str] = (), name: str = "") -> Pair:
     if faults:
         raise checkpoint.CheckpointError(f"{name or pair.name}: " + "; ".join(faults))
     marked = [each for each in pair.drafters if each.verifier is not None]
-    mark = pair.fingerprint or (spec.fingerprint(pair.verifier) if marked else None)
+    mark = pair.mark if marked else None
     for each in marked:
         if each.verifier != mark:
             which = f"{name or pair.name}: the drafter{f' {each.code}' if pair.others else ''}"

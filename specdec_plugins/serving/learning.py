@@ -18,7 +18,7 @@ from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.requests import Hypothesis, Request
 from specdec_plugins.formats.drafter_folder import NAME
 from specdec_plugins.formats.folder import Pair, load_folder, replace_drafter, with_drafter
-from specdec_plugins.formats.spec import DrafterModel, fingerprint
+from specdec_plugins.formats.spec import DrafterModel
 from specdec_plugins.serving.line import Line
 from specdec_plugins.settings import Fault, OptionError, Settings
 from specdec_plugins.training.served import Example, Pace, Report, Task
@@ -157,9 +157,8 @@ def learner(folder: str, drafter: str | None) -> Pair:
         pair = with_drafter(pair, drafter)
     if pair.drafter is None:
         raise ValueError(f"{pair.name} has no drafter that could learn; specdec-draft trains one")
-    if pair.drafter.spec is not None or not hasattr(
-        drafters.find(pair.drafter.code), "Options"
-    ):  # a whole Transformer, or untrainable
+    trained = hasattr(drafters.find(pair.drafter.code), "Options")
+    if pair.drafter.spec is not None or not trained:  # a whole Transformer, or one that has no trainer
         raise ValueError(
             f"{pair.name}: its drafter {pair.drafter.code} cannot learn; use one that specdec-draft made, such as glide"
         )
@@ -175,7 +174,7 @@ def continued(name: str, pair: Pair, keep: Path | None) -> Pair:
         found = with_drafter(pair, str(keep)).drafter
         if found is None or found.code != pair.drafter.code:
             raise ValueError(f"{keep}: it has another drafter than {pair.drafter.code}")
-        if found.verifier != (pair.fingerprint or fingerprint(pair.verifier)):
+        if found.verifier != pair.mark:
             raise ValueError(f"{keep}: it was trained for another verifier")
     except (ValueError, OSError) as error:
         log.warning("model %s: what its drafter had learned was dropped: %s", name, error)
