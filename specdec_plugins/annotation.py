@@ -8,25 +8,25 @@ from specdec_plugins.decoding.requests import Hypothesis
 from specdec_plugins.interfaces import Texts
 from specdec_plugins.options import CallOptions
 from specdec_plugins.text.alignment import Alignment, link, parts_of, within
+from specdec_plugins.text.codec import Encoded
 from specdec_plugins.text.words import Span, align
-from specdec_plugins.translations import Source, Translation
+from specdec_plugins.translations import Translation
 
-Output = tuple[str, Source, Hypothesis]  # a line, what the models read of it, and what they wrote
+Output = tuple[str, Encoded, Hypothesis]  # a line, what the models read of it, and what they wrote
 
 
 def annotated(
     texts: Texts,
     results: Sequence[Translation],
     outputs: Sequence[Output | None],
-    languages: Sequence[tuple[str | None, str | None]],
     options: CallOptions,
 ) -> list[Translation]:
-    """The results with alignments or word scores; ``outputs`` and ``languages`` are beside them, None for empty ones."""
+    """The results with alignments or word scores; ``outputs`` are beside them, None for empty ones."""
     alignments, tokenized = options.alignments, options.tokenized
     known = [output for output in outputs if output is not None]
-    weights = iter(texts.engine.attention([(s.tokens, h.tokens) for _, s, h in known]) if alignments else ())
+    weights = iter(texts.engine.attention([(s.ids, h.tokens) for _, s, h in known]) if alignments else ())
     done = []
-    for result, output, asked in zip(results, outputs, languages):
+    for result, output in zip(results, outputs):
         texts.engine.give_way()
         if output is None:
             nothing = Alignment([], [], []) if alignments else None
@@ -36,20 +36,17 @@ def annotated(
         spans = target_spans(texts, result, hypothesis, tokenized)
         alignment = None
         if alignments:
-            alignment = link(next(weights), source_spans(texts, line, source, asked, tokenized), line, spans, result.text)
+            alignment = link(next(weights), source_spans(line, source, tokenized), line, spans, result.text)
         scores = scores_of(result.text, spans, hypothesis.token_scores or []) if options.word_scores else None
         done.append(replace(result, alignment=alignment, word_scores=scores))
     return done
 
 
-def source_spans(
-    texts: Texts, line: str, source: Source, languages: tuple[str | None, str | None], tokenized: bool
-) -> list[Span]:
+def source_spans(line: str, source: Encoded, tokenized: bool) -> list[Span]:
     """The characters of a line that each source token stands for."""
-    encoded = source.encoded or texts.codec.encode("" if tokenized else line, *languages)
-    text = align(line, line.split()) if tokenized else encoded.offsets[encoded.before :]
+    text = align(line, line.split()) if tokenized else source.offsets[source.before :]
     nothing = (len(line), len(line))
-    return [*[(0, 0)] * encoded.before, *text[: len(source.text)], *[nothing] * encoded.after]
+    return [*[(0, 0)] * source.before, *text[: len(source.text)], *[nothing] * source.after]
 
 
 def target_spans(texts: Texts, result: Translation, hypothesis: Hypothesis, tokenized: bool) -> list[Span]:

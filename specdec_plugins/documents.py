@@ -17,7 +17,8 @@ from specdec_plugins.options import CallOptions, languages_of
 from specdec_plugins.sessions import Requests
 from specdec_plugins.text.languages import two_letters
 from specdec_plugins.text.sentences import cut, sentences
-from specdec_plugins.translations import Source, Translation
+from specdec_plugins.translations import Translation
+from specdec_plugins.whole_lines import write_line
 
 USUAL_ROWS = 32  # default number of windows in flight
 ROOM = 1.5  # output tokens per source token of a window that its context must leave room for
@@ -161,18 +162,16 @@ def without(hypothesis: Hypothesis, forced: int) -> Hypothesis:
     return replace(hypothesis, tokens=hypothesis.tokens[forced:], token_scores=scores, prefilled=hypothesis.prefilled - forced)
 
 
-def translate_documents(texts: Texts, lines: Sequence[str], options: CallOptions, translate: Translate) -> list[Translation]:
-    """A rewriter. With windows each line is a document: all its samples, the texts of its windows joined by spaces."""
+def translate_documents(texts: Texts, translate: Translate, lines: Sequence[str], options: CallOptions) -> list[Translation]:
+    """A rewriter that decodes by itself. Each line is a document: all its samples, the texts of its windows joined by spaces."""
     engine, settings = texts.engine, texts.engine.settings
-    if settings.windows is None:
-        return translate(lines, options)
     whole = "beginnings", "hints", "max_length", "alignments", "word_scores"
     if any(getattr(options, name) not in (None, False) for name in whole):
         raise ValueError("beginnings, hints, max_length, alignments and word_scores are for whole lines, not for windows")
     languages, tokenized = languages_of(options, len(lines)), options.tokenized
     rows, samples = options.rows(settings) or USUAL_ROWS, settings.drawn
     scored = options.scored(engine.search.size)
-    frames = [texts.codec.encode("", *each) for each in languages]
+    frames = [texts.frame(*each) for each in languages]
     usual = len(engine.pair.verifier.spec.forced)
     longest = max((len(frame.forced) for frame in frames), default=0)
 
@@ -199,8 +198,8 @@ def translate_documents(texts: Texts, lines: Sequence[str], options: CallOptions
     parts: list[list[tuple[int, Translation]]] = [[] for _ in range(samples * len(lines))]
     with engine.borrowed(rows * (engine.beam.size if engine.beam else 1), options.max_tokens) as session:
         for task, hypothesis in decode(documents, session, rows, request, given):
-            source = Source(task.tokens, task.text, False)
-            part = texts.finish(source, hypothesis, task.sample, options)
+            frame = frames[task.document]
+            part = write_line(texts, replace(frame, ids=frame.framed(task.text)), hypothesis, task.sample, options)
             parts[samples * task.document + task.sample].append((task.window, part))
     return [
         joined([part for _, part in sorted(each, key=lambda part: part[0])], number % samples, engine.drafter_name, scored)
@@ -214,7 +213,7 @@ def windows_of(
     """Yield the windows of a line, as the settings say: token ids of the source without special tokens."""
     size, pair, codec = texts.engine.settings.windows, texts.engine.pair, texts.codec
     alone = not isinstance(size, int)
-    most = size if isinstance(size, int) else texts.max_source - len(codec.encode("", source_lang, target_lang).ids)
+    most = size if isinstance(size, int) else texts.max_source - len(texts.frame(source_lang, target_lang).ids)
     lang = source_lang or pair.config.source_lang
     parts = sentences(line, two_letters(lang) or lang, most, tokenized)
     tokens = (

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol, Unpack
 
-from specdec_plugins.decoding.requests import Hypothesis
 from specdec_plugins.engine import Engine
-from specdec_plugins.options import CallOptions, Languages, TranslateOptions
-from specdec_plugins.text.codec import Codec
-from specdec_plugins.translations import Source, Translation
+from specdec_plugins.options import CallOptions, TranslateOptions
+from specdec_plugins.text.codec import Codec, Encoded
+from specdec_plugins.translations import Translation
 
 Translate = Callable[[Sequence[str], CallOptions], list[Translation]]  # all outputs of all sentences
 
@@ -23,28 +22,14 @@ class Translates(Protocol):
 
 
 class Texts(Translates, Protocol):
-    """Also reads sources and writes outputs."""
+    """Also encodes and decodes text."""
 
     codec: Codec
 
-    def source(
-        self,
-        index: int,
-        line: str,
-        tokenized: bool,
-        too_long: str,
-        source_lang: str | None = None,
-        target_lang: str | None = None,
-    ) -> Source:
-        """A sentence as the models read it; errors give its ``index``."""
-
-    def encode_target(self, sentences: Sequence[str], tokenized: bool = False, target_lang: Languages = None) -> list[list[int]]:
-        """The token ids of translations, without eos."""
-
-    def finish(self, source: Source, hypothesis: Hypothesis | None, sample: int, options: CallOptions) -> Translation:
-        """An output with its text; without a hypothesis, an empty one."""
+    def frame(self, source_lang: str | None, target_lang: str | None) -> Encoded:
+        """The empty text in these languages: special tokens alone."""
 
 
-# Returns all outputs of all sentences as the options ask, by calling the function, which applies the rewriters that follow: for
-# these sentences, or for others in their place. One for which nothing asks returns what the function does.
-Rewriter = Callable[[Texts, Sequence[str], CallOptions, Translate], list[Translation]]
+# Returns all outputs of all sentences as the options ask. Calls the function, which applies the rewriters that follow, for these
+# sentences or for others in their place.
+Rewriter = Callable[[Texts, Translate, Sequence[str], CallOptions], list[Translation]]

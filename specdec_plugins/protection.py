@@ -28,10 +28,8 @@ LANGUAGES = ("source_lang", "target_lang")
 SHARED = ("batch_size", "max_tokens", "max_length", "too_long", "glossary", "protect")  # options of a branch as of its text
 
 
-def translate_protected(texts: Texts, sentences: Sequence[str], options: CallOptions, translate: Translate) -> list[Translation]:
+def translate_protected(texts: Texts, translate: Translate, sentences: Sequence[str], options: CallOptions) -> list[Translation]:
     """A rewriter. Raises ValueError for several outputs a sentence."""
-    if options.protect is None and options.protected is None:
-        return translate(sentences, options)
     protected = values_of("protected", options.protected, len(sentences), "lists of protected spans") or repeat(None)
     check_single(texts.engine.settings, options)
     sources = [Protected.of(*each) for each in zip(sentences, repeat(options.protect), protected)]

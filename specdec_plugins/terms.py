@@ -19,10 +19,9 @@ ROUNDS = 8  # terms of a sentence that are placed, at most
 WORSE = 0.5  # nats a token by which what follows a term may score lower than the translation without it; 0.2 to 1 do the same
 
 
-def translate_terms(texts: Texts, sentences: Sequence[str], options: CallOptions, translate: Translate) -> list[Translation]:
+def translate_terms(texts: Texts, translate: Translate, sentences: Sequence[str], options: CallOptions) -> list[Translation]:
     """A rewriter. Raises ValueError for several outputs a sentence."""
-    if options.glossary is None:
-        return translate(sentences, options)
+    assert options.glossary is not None
     check_single(texts.engine.settings, options)
     found = list[list[Found]]()
     for sentence in sentences:

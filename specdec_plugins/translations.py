@@ -1,4 +1,4 @@
-"""A translated sentence, its source, and the error for a source that is too long."""
+"""A translated sentence, and the error for a source that is too long."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from specdec_plugins.decoding.elementary import exponential, mean
 from specdec_plugins.decoding.requests import Step
 from specdec_plugins.text.alignment import Alignment
-from specdec_plugins.text.codec import Encoded
 
 Pass = tuple[list[str], list[str], str | None]  # accepted drafts, refused drafts, the verifier's own token
 BESIDE = ("hints", "source_lang", "target_lang", "protected", "beginnings")  # options that may have a value per sentence
@@ -95,15 +94,3 @@ class SourceTooLong(ValueError):
     def __str__(self) -> str:
         _, length, limit = self.args  # kept whole, so that the error can be pickled
         return f"{length} tokens, and the models read at most {limit:,}"
-
-
-@dataclass(frozen=True)
-class Source:
-    """A source as token ids, special ones included; empty if skipped for its length. ``text`` are its own. ``forced`` tokens
-    begin its output."""
-
-    tokens: list[int]
-    text: list[int]
-    shortened: bool
-    forced: Sequence[int] = ()
-    encoded: Encoded | None = None  # the whole line, for its offsets

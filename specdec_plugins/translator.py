@@ -8,13 +8,13 @@
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
+from functools import cache, partial
 from itertools import chain, islice
 from typing import Any, Unpack, overload
 
-from specdec_plugins.decoding.requests import Hypothesis
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.engine import Engine
@@ -44,7 +44,8 @@ from specdec_plugins.sessions import Host
 from specdec_plugins.settings import WHOLE, OptionError, Settings
 from specdec_plugins.text.codec import Encoded, NoLanguage
 from specdec_plugins.text.framed import Framed
-from specdec_plugins.translations import BESIDE, Source, SourceTooLong, Translation
+from specdec_plugins.translations import BESIDE, SourceTooLong, Translation
+from specdec_plugins.whole_lines import read_line, target_ids
 
 __all__ = ["SourceTooLong", "Translation", "Translator"]
 
@@ -83,7 +84,7 @@ class Translator:
             if not isinstance(self.codec, Framed):
                 raise OptionError([("prefix", f"is not supported by codec {self.pair.config.name}, only by imported models")])
             self.codec = self.codec.with_prefix(prefix)
-        self._frames: dict[tuple[str | None, str | None], Encoded] = {}  # the empty text in each pair of languages
+        self.frame: Callable[..., Encoded] = cache(partial(self.codec.encode, ""))
         self.max_source = min(engine.max_source, self.codec.max_length or engine.max_source)
         windows = self.settings.windows
         if isinstance(windows, int) and not self.codec.concatenates:
@@ -210,7 +211,7 @@ class Translator:
         for name, text in ("sentence", sentence), ("hint", hint or ""):
             if not isinstance(text, str):
                 raise TypeError(f"{name} is {text!r:.80}, not a string")
-        CallOptions(too_long=too_long, first=first, source_lang=source_lang, target_lang=target_lang)
+        call = CallOptions(too_long=too_long, first=first, source_lang=source_lang, target_lang=target_lang)
         mine = settings_for(self.settings, settings, ())[0]
         if mine.drawn > 1 or mine.windows is not None or mine.strategy == "fairseq":
             raise ValueError("stream_text needs a single sentence and output; it does not support mbr, windows or fairseq")
@@ -218,12 +219,12 @@ class Translator:
         engine, codec = translator.engine, translator.codec
 
         def pieces() -> Iterator[str]:
-            source = translator.source(0, sentence, False, too_long, source_lang, target_lang)
+            source = read_line(translator, sentence, call, (source_lang, target_lang))
             if not source.text:
                 return
             options = {"hint": codec.encode_target(hint, target_lang)} if hint else {}
             decoder = codec.decoder()
-            request = engine.request(0, source.tokens, forced=source.forced, seeds=engine.seeds(first), **options)
+            request = engine.request(0, source.ids, forced=source.forced, seeds=engine.seeds(first), **options)
             for commit in engine.stream(request):
                 if text := decoder.push(commit.tokens):
                     yield text
@@ -236,71 +237,13 @@ class Translator:
         self, sentences: Sequence[str], tokenized: bool = False, source_lang: str | None = None, target_lang: str | None = None
     ) -> list[list[int]]:
         """The token ids of sentences, eos included, as `Engine.generate` takes them. Raises SourceTooLong."""
-        languages, lines = (source_lang, target_lang), texts_of(sentences, "sentences", "encode")
-        return [self.source(index, line, tokenized, "error", *languages).tokens for index, line in enumerate(lines)]
+        lines, how = texts_of(sentences, "sentences", "encode"), CallOptions(tokenized=tokenized)
+        return [read_line(self, line, how, (source_lang, target_lang), index).ids for index, line in enumerate(lines)]
 
     def encode_target(self, sentences: Sequence[str], tokenized: bool = False, target_lang: Languages = None) -> list[list[int]]:
         """The token ids of translations without eos, as in `Request.hint`."""
         lines = texts_of(sentences, "sentences", "encode_target")
-        codec, pairs = self.codec, zip(lines, each_language(target_lang, len(lines)))
-        return [codec.target.ids(line.split()) if tokenized else codec.encode_target(line, lang) for line, lang in pairs]
-
-    def source(
-        self,
-        index: int,
-        line: str,
-        tokenized: bool,
-        too_long: str,
-        source_lang: str | None = None,
-        target_lang: str | None = None,
-    ) -> Source:
-        """A sentence as the models read it; errors give its ``index``."""
-        self.engine.give_way()
-        languages = source_lang, target_lang
-        frame = self._frames.get(languages)
-        if frame is None:
-            frame = self._frames[languages] = self.codec.encode("", *languages)
-        limit = self.max_source - len(frame.ids)
-        more, count = False, f"over {limit:,}"
-        if (each := self.codec.max_characters) is not None:
-            # By its words or letters alone: BPE would take minutes for a word of a megabyte.
-            words, letters = line.split(), limit * each
-            more = len(words) > limit or sum(map(len, words)) > letters
-            line = " ".join(words[:limit])[: letters + limit] if more else line
-        if not more or too_long == "truncate":
-            encoded = None if tokenized else self.codec.encode(line, *languages)
-            text = self.codec.source.ids(line.split()) if encoded is None else encoded.text
-            shortened = more or len(text) > limit
-            if not shortened or too_long == "truncate":
-                ids = (encoded or frame).framed(text[:limit])
-                return Source(ids, text[:limit], shortened, frame.forced, None if more else encoded)
-            count = f"{len(text):,}"
-        if too_long == "error":
-            raise SourceTooLong(index, count, limit)
-        return Source([], [], True)
-
-    def finish(self, source: Source, hypothesis: Hypothesis | None, sample: int, options: CallOptions) -> Translation:
-        """An output with its text; None stands for a source that was empty or skipped, and for an output too many of a search."""
-        self.engine.give_way()
-        codec, name = self.codec, self.engine.drafter_name
-        said, scored = codec.source.tokens(source.text), options.scored(self.engine.search.size)
-        if hypothesis is None:
-            scores = list[float]() if scored else None
-            return Translation("", said, token_scores=scores, shortened=source.shortened, sample=sample, drafter=name)
-        words = codec.target.tokens(hypothesis.tokens)
-        joined = codec.join if options.remove_bpe else " ".join
-        return Translation(
-            joined(words) if options.tokenized else codec.decode(hypothesis.tokens),
-            said,
-            words,
-            hypothesis.token_scores if scored else None,
-            hypothesis.steps,
-            hypothesis.cut,
-            sample,
-            source.shortened,
-            name,
-            hypothesis.score,
-        )
+        return target_ids(self.codec, lines, each_language(target_lang, len(lines)), tokenized)
 
 
 def engine_of(pair: Pair, settings: Settings, drafter: Drafter | None = None) -> Engine:

@@ -6,7 +6,9 @@ import torch
 from conftest import transformers
 
 from specdec_plugins.commands import datastore, import_model, translate
+from specdec_plugins.options import CallOptions
 from specdec_plugins.translator import SourceTooLong, Translator
+from specdec_plugins.whole_lines import read_line
 
 pytest.importorskip("transformers", reason="compares with transformers")
 pytest.importorskip("sentencepiece")
@@ -98,7 +100,7 @@ def test_a_prefix_counts_in_the_length_of_a_source(tasks):
     translator = Translator.from_pretrained(folder, strategy="ar", prefix="summarize: ")
     line = " ".join(LINES * 2)
     wanted = tokenizer("summarize: " + line, truncation=True)["input_ids"]
-    assert translator.source(0, line, False, "truncate").tokens == wanted and len(wanted) == 80
+    assert read_line(translator, line, CallOptions(too_long="truncate")).ids == wanted and len(wanted) == 80
 
 
 def test_a_folder_keeps_its_prefix(tasks, tmp_path, capfd):
@@ -174,8 +176,8 @@ def test_sources_beyond_the_tokenizers_length(one):
     count = len(tokenizer(line)["input_ids"]) - 1
     with pytest.raises(SourceTooLong, match=f"{count} tokens, and the models read at most 11"):
         translator.translate([line])
-    source = translator.source(0, line, False, "truncate")
-    assert source.tokens == truncated and source.shortened
+    source = read_line(translator, line, CallOptions(too_long="truncate"))
+    assert source.ids == truncated and source.shortened
     assert translator.translate([line], too_long="skip")[0].text == ""
 
 

@@ -28,15 +28,15 @@ MAY_IMPORT = {
     "sessions": "decoding",
     "engine": "assignment decoding formats model sessions settings translations",
     "fairseq_engine": "assignment decoding engine formats model settings",
-    "interfaces": "decoding engine options text translations",
+    "interfaces": "engine options text translations",
     "annotation": "decoding interfaces options text translations",
-    "whole_lines": "annotation decoding engine interfaces options translations",
-    "documents": "decoding interfaces options sessions text translations",
+    "whole_lines": "annotation decoding interfaces options text translations",
+    "documents": "decoding interfaces options sessions text translations whole_lines",
     "units": "interfaces text translations",
     "protection": "files interfaces options settings text translations units",
     "terms": "decoding interfaces options protection text translations",
-    "rewriters": "documents interfaces options protection terms text translations whole_lines",
-    "translator": "decoding engine fairseq_engine formats options rewriters sessions settings text translations",
+    "rewriters": "documents interfaces options protection settings terms text translations whole_lines",
+    "translator": "decoding engine fairseq_engine formats options rewriters sessions settings text translations whole_lines",
     "training": "decoding engine formats model settings",
     "serving": "decoding engine files formats options sessions settings text training translations translator units workers",
     "corpora": "cpus formats text workers",
@@ -44,8 +44,8 @@ MAY_IMPORT = {
     "criterions": "decoding training",
     "models": "decoding formats training",
     "tasks": "criterions decoding formats model models text training",
-    "commands": "corpora cpus decoding files formats measure models serving settings text training translations translator units "
-    "workers",
+    "commands": "corpora cpus decoding files formats measure models options serving settings text training translations "
+    "translator units whole_lines workers",
     "__init__": "serving translator",
 }
 UPWARDS = {  # and what else: modules that would not have to lie where they do

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from specdec_plugins.decoding.requests import Request
+from specdec_plugins.options import CallOptions
 from specdec_plugins.text.lines import LineReader
 from specdec_plugins.translations import SourceTooLong
 from specdec_plugins.translator import Translator
+from specdec_plugins.whole_lines import read_line
 
 LEAST_LINES, MOST_LINES = 100, 2_000_000
 HELD_OUT, MOST_HELD_OUT, LEAST_HELD_OUT = 20, 200, 10  # one line in so many, at most, at least
@@ -55,7 +57,7 @@ def read_text(path: str, translator: Translator, languages: tuple[str | None, st
 
 def too_long(translator: Translator, line: str, languages: tuple[str | None, str | None]) -> bool:
     try:
-        translator.source(0, line, False, "error", *languages)
+        translator.encode([line], False, *languages)
     except SourceTooLong:
         return True
     return False
@@ -63,6 +65,6 @@ def too_long(translator: Translator, line: str, languages: tuple[str | None, str
 
 def requests_of(translator: Translator, lines: Sequence[str], languages: tuple[str | None, str | None]) -> list[Request]:
     """By the numbers of the lines; none for a line without tokens, or with more than the model reads after all."""
-    sources = [translator.source(index, line, False, "skip", *languages) for index, line in enumerate(lines)]
+    sources = [read_line(translator, line, CallOptions(too_long="skip"), languages) for line in lines]
     engine = translator.engine
-    return [engine.request(n, each.tokens, forced=each.forced) for n, each in enumerate(sources) if each.text]
+    return [engine.request(n, each.ids, forced=each.forced) for n, each in enumerate(sources) if each.text]

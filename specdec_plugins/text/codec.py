@@ -47,7 +47,8 @@ class CodecConfig:
 class Encoded:
     """A text as token ids, between ``before`` and ``after`` special tokens, such as a language token and eos.
 
-    ``forced`` tokens, such as the target's language token, begin the output.
+    ``forced`` tokens, such as the target's language token, begin the output. A ``shortened`` text lacks its end; if skipped,
+    it has no tokens.
     """
 
     ids: list[int]
@@ -55,6 +56,7 @@ class Encoded:
     forced: tuple[int, ...] = ()
     before: int = 0
     after: int = 1
+    shortened: bool = False
 
     @cached_property
     def offsets(self) -> list[Span]:
