@@ -14,11 +14,11 @@ from specdec_plugins.decoding.options import Tree
 from specdec_plugins.decoding.roles import Controller, Drafter, Roles
 from specdec_plugins.decoding.verifier import Unverified, accept_all
 from specdec_plugins.extras import needed
+from specdec_plugins.fields import OptionError
 from specdec_plugins.formats.folder import Pair
 from specdec_plugins.formats.spec import extended
-from specdec_plugins.settings import OptionError, Settings
+from specdec_plugins.settings import DRAFTING, Settings
 
-DRAFTING = ("specdec", "drafter")  # strategies that draft
 USUAL_BLOCK_SIZE = 8  # of a drafter that is not in a model folder
 
 

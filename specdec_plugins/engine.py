@@ -14,7 +14,6 @@ from typing import Literal
 import numpy as np
 
 from specdec_plugins import assignment
-from specdec_plugins.assignment import DRAFTING
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.alignment import Aligner
 from specdec_plugins.decoding.assembly import drafter_beside
@@ -32,7 +31,7 @@ from specdec_plugins.formats.folder import Pair
 from specdec_plugins.formats.spec import DrafterModel
 from specdec_plugins.model.spec import Heads, OutputRules
 from specdec_plugins.sessions import Host, OwnHost, Requests
-from specdec_plugins.settings import MAX_LEN_B, Settings
+from specdec_plugins.settings import DRAFTING, MAX_LEN_B, Settings
 from specdec_plugins.translations import SourceTooLong
 
 log = logging.getLogger(__name__)

@@ -10,12 +10,16 @@ ROOT = Path(__file__).resolve().parent.parent  # the checkout, unless this is an
 
 
 def install_command(extra: str) -> str:
-    """What installs an extra beside this package. No index has the package, so it is installed from the checkout."""
-    build = "PIP_BUILD_CONSTRAINT={} " if extra == "train" else ""  # fairseq's build imports torch
+    """What installs an extra: the checkout's, or the packages themselves, as no index has this one."""
+    pip = f"{shlex.quote(sys.executable)} -m pip install"
     if (ROOT / "pyproject.toml").is_file():
-        constraints, python = shlex.quote(str(ROOT / "constraints.txt")), shlex.quote(sys.executable)
-        return f"{build.format(constraints)}{python} -m pip install -c {constraints} -e {shlex.quote(f'{ROOT}[{extra}]')}"
-    return f'in the checkout of SpecDec: {build.format("constraints.txt")}pip install -c constraints.txt ".[{extra}]"'
+        constraints = shlex.quote(str(ROOT / "constraints.txt"))
+        build = f"PIP_BUILD_CONSTRAINT={constraints} " if extra == "train" else ""  # fairseq's build imports torch
+        return f"{build}{pip} -c {constraints} -e {shlex.quote(f'{ROOT}[{extra}]')}"
+    from importlib.metadata import requires
+
+    packages = [each.partition(";")[0].strip() for each in requires("specdec-seq2seq") or () if f'extra == "{extra}"' in each]
+    return f"{pip} {shlex.join(packages)}"
 
 
 @contextmanager

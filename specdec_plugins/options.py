@@ -12,7 +12,8 @@ from dataclasses import Field, dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, TypedDict, TypeVar
 
-from specdec_plugins.settings import MOST, PER_REQUEST, Fault, OptionError, Settings, count, option, option_of, value_faults
+from specdec_plugins.fields import MOST, Fault, OptionError, count, option, option_of, value_faults
+from specdec_plugins.settings import PER_REQUEST, Settings
 from specdec_plugins.text.glossary import Glossary
 from specdec_plugins.text.words import Span
 
@@ -40,7 +41,7 @@ class CallOptions:
     )
     first: int = option(0, "the first sentence's index in a longer text; samples depend on it", least=0)
     hints: Sequence[str] | None = option(
-        None, "earlier translations, for a drafter that uses them; '' where there is none", kind=Sequence
+        None, "earlier translations of the sentences, for drafter previous; '' where there is none", kind=Sequence
     )
     source_lang: Languages = option(None, "the sentences' language, or each one's, for multilingual models", kind=Sequence)
     target_lang: Languages = option(None, "the translations' language, likewise", kind=Sequence)

@@ -5,7 +5,8 @@ Imports neither torch nor fairseq, so that commands check their options at once.
 
 import os
 from collections.abc import Iterable
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from specdec_plugins.cpus import usual_threads
@@ -21,13 +22,13 @@ from specdec_plugins.decoding.options import (
     Budget,
     Sampling,
 )
+from specdec_plugins.fields import MOST, STRATEGIES, Fault, OptionError, count, option, option_of, value_faults
 
-STRATEGIES = ("specdec", "ar", "drafter", "fairseq")
+DRAFTING = ("specdec", "drafter")  # strategies that draft
 UNTRAINED = ("ngram", "recycling", "lookahead", "previous", "retrieval", "window")  # built-in drafters without weights
 BRANCHING = ("recycling", "lookahead")  # untrained drafters that draft trees
 DTYPES = ("float32", "bfloat16", "int8", "float16", "float64", "auto")
 WHOLE = "sentence"  # windows of one sentence each
-MOST = 2**31 - 1  # the kernels' integers
 MOST_THREADS = max(64, os.cpu_count() or 1)  # more threads only wait for each other: 1,024 on 2 cores never finish
 MAX_LEN_B = 200  # most output tokens unless a model or the user says otherwise: fairseq's
 MOST_PER_TOKEN = 1000  # output tokens per source token
@@ -41,79 +42,17 @@ PER_REQUEST = {
 """.split(),
 }
 
-Fault = tuple[str, str]  # a field's name, and what is wrong with its value, to be read after the name
-
-
-class OptionError(ValueError):
-    """Invalid options. ``faults`` are (field, message), such as ``("beta", "0 is less than 1")``.
-
-    Messages put other fields in backticks, which commands replace by their options (``--block-size``).
-    """
-
-    def __init__(self, faults: Iterable[Fault]):
-        self.faults = list(faults)
-        super().__init__(self.faults)
-
-    def __str__(self) -> str:
-        return "; ".join(f"{field} {message}" for field, message in self.faults).replace("`", "")
-
-
-@dataclass(frozen=True)
-class Option:
-    """What a field accepts, and its help text. One that is not ``shown`` is no option of ``specdec-translate``. With
-    ``none`` None is valid beside another default.
-
-    ``words`` are all valid strings, or the alternatives to a number. ``above`` excludes ``least``. Only ``strategies`` use the
-    field; ``common`` options appear in the short help.
-    """
-
-    help: str = ""
-    letter: str | None = None
-    kind: type = int
-    least: float | None = None
-    most: float | None = None
-    above: bool = False
-    words: tuple[str, ...] = ()
-    hidden: tuple[str, ...] = ()  # words for tests and measurements only
-    strategies: tuple[str, ...] = STRATEGIES
-    common: bool = False
-    shown: bool = True
-    none: bool = False
-    group: str = "decoding"
-
-    def fault(self, value: Any) -> str | None:
-        """What is wrong with a value, or None."""
-        if isinstance(value, str) and self.words:
-            if value in self.words:
-                return None
-            known = ", ".join(word for word in self.words if word not in self.hidden)
-            return f"'{value}' is unknown; available: {'a number, ' * (self.least is not None)}{known}"
-        if self.kind not in (int, float):
-            return None if isinstance(value, self.kind) else f"{value!r:.80} is not a {self.kind.__name__}"
-        if isinstance(value, bool) or not isinstance(value, (int, float) if self.kind is float else int):
-            return f"{value!r} is not {'a number' if self.kind is float else 'an int'}"
-        if value != value:
-            return f"{value} is not a number"
-        if self.least is not None and (value < self.least or (self.above and value == self.least)):
-            return f"{value:,} is {'not above' if self.above else 'less than'} {self.least:g}"
-        if self.most is not None and value > self.most:
-            return f"{value:,} is more than {self.most:,}"
-        return None
-
-
-def option(default: Any, help: str = "", letter: str | None = None, **rest: Any) -> Any:
-    """A field of `Settings` and its `Option`."""
-    kind = rest.pop("kind", int if default is None else type(default))
-    return field(default=default, metadata={"option": Option(help, letter, kind, **rest)})
-
-
-def count(default: int | None, help: str = "", letter: str = "N", **rest: Any) -> Any:
-    """A field for an integer from 1."""
-    return option(default, help, letter, **{"kind": int, "least": 1, "most": MOST, **rest})
-
-
 DRAFTED, SCORED, OWN = ("specdec",), ("specdec", "ar"), ("specdec", "ar", "drafter")
 SEARCHING = ("specdec", "ar", "fairseq")
+
+
+# Options of one group share these.
+limit = partial(option, least=0, most=MOST, group="limits")
+searched = partial(option, strategies=SEARCHING, group="beam search")
+sampled = partial(option, group="sampling")
+DRAFTS: Any = {"strategies": DRAFTED, "group": "drafting"}
+TOLERANCE: Any = {"strategies": DRAFTED, "common": True}
+MACHINE: Any = {"common": True, "group": "machine"}
 
 
 @dataclass(frozen=True)
@@ -134,38 +73,24 @@ class Settings:
         "K",
         most=MAX_BLOCK_SIZE,
         words=("auto", "model"),
-        strategies=("specdec", "drafter"),
+        strategies=DRAFTING,
         common=True,
     )
-    beta: int = count(
-        1, "accept drafted tokens among the model's N best; requires --tau (default: 1, exact)", strategies=DRAFTED, common=True
-    )
+    beta: int = count(1, "accept drafted tokens among the model's N best; requires --tau (default: 1, exact)", **TOLERANCE)
     tau: float | None = option(
-        None, "and within X nats of its best token; requires --beta", "X", kind=float, least=0, strategies=DRAFTED, common=True
+        None, "and within X nats of its best token; requires --beta", "X", kind=float, least=0, **TOLERANCE
     )
     tree: int | None = count(
-        None,
-        "draft trees of up to N tokens; --block-size limits their depth",
-        most=MAX_BLOCK_SIZE,
-        strategies=DRAFTED,
-        group="drafting",
+        None, "draft trees of up to N tokens; --block-size limits their depth", most=MAX_BLOCK_SIZE, **DRAFTS
     )
     draft_with: str | None = option(
-        None,
-        f"a drafter without training: {', '.join(UNTRAINED)}, or your own, module:object",
-        "NAME",
-        kind=str,
-        strategies=DRAFTED,
-        group="drafting",
+        None, f"a drafter without training: {', '.join(UNTRAINED)}, or your own, module:object", "NAME", kind=str, **DRAFTS
     )
     datastore: str | None = option(
         None, "made by specdec-datastore; for --draft-with retrieval", "FILE", kind=str, group="drafting"
     )
     kv_budget: int | None = count(
-        None,
-        f"cache positions read by a drafting pass, with --draft-with window (default: {USUAL_BUDGET.positions})",
-        strategies=DRAFTED,
-        group="drafting",
+        None, f"cache positions read by a drafting pass, with --draft-with window (default: {USUAL_BUDGET.positions})", **DRAFTS
     )
     sinks: int = option(
         USUAL_BUDGET.sinks,
@@ -179,47 +104,27 @@ class Settings:
         "which source positions: those with the most of the verifier's attention, or "
         f"those around its maximum (default: {USUAL_BUDGET.choice})",
         words=CHOICES,
-        strategies=DRAFTED,
-        group="drafting",
+        **DRAFTS,
     )
 
-    max_len_a: float = option(
-        0.0, "an output has at most A * source tokens + B tokens", "A", least=0, most=MOST_PER_TOKEN, group="limits"
+    max_len_a: float = limit(0.0, "an output has at most A * source tokens + B tokens", "A", most=MOST_PER_TOKEN)
+    max_len_b: int | None = limit(
+        None, f"B of --max-len-a (default: the model's limit, or 0 and {MAX_LEN_B}, as in fairseq)", "B"
     )
-    max_len_b: int | None = option(
-        None,
-        f"B of --max-len-a (default: the model's limit, or 0 and {MAX_LEN_B}, as in fairseq)",
-        "B",
-        least=0,
-        most=MOST,
-        group="limits",
+    min_len: int | None = limit(
+        None, "minimum number of tokens before the end (default: the model's, or 1)", "N", strategies=SEARCHING
     )
-    min_len: int | None = option(
-        None,
-        "minimum number of tokens before the end (default: the model's, or 1)",
-        "N",
-        least=0,
-        most=MOST,
-        strategies=("specdec", "ar", "fairseq"),
-        group="limits",
-    )
-    no_repeat_ngram_size: int | None = option(
-        None,
-        "ban repeated n-grams of N tokens (default: the model's, or 0, off)",
-        "N",
-        least=0,
-        most=MOST,
-        strategies=("specdec", "ar", "fairseq"),
-        group="limits",
+    no_repeat_ngram_size: int | None = limit(
+        None, "ban repeated n-grams of N tokens (default: the model's, or 0, off)", "N", strategies=SEARCHING
     )
 
-    beam: int | None = count(
+    beam: int | None = searched(
         None,
         "beam size; 1 is greedy (default: with --strategy ar the model's, otherwise 1)",
+        "N",
+        least=1,
         most=MAX_BEAMS,
-        strategies=SEARCHING,
         common=True,
-        group="beam search",
     )
     nbest: int = count(
         1,
@@ -227,41 +132,25 @@ class Settings:
         most=100_000,
         group="beam search",
     )
-    lenpen: float | None = option(
+    lenpen: float | None = searched(
         None,
         "divide a log-probability by its length to the power of X (default: the model's, or 1)",
         "X",
         kind=float,
         least=-MAX_LENGTH_PENALTY,
         most=MAX_LENGTH_PENALTY,
-        strategies=SEARCHING,
-        group="beam search",
     )
-    unkpen: float = option(
-        0.0,
-        "subtract X nats for each unknown token (default: 0)",
-        "X",
-        least=-MAX_UNK_PENALTY,
-        most=MAX_UNK_PENALTY,
-        strategies=SEARCHING,
-        group="beam search",
+    unkpen: float = searched(
+        0.0, "subtract X nats for each unknown token (default: 0)", "X", least=-MAX_UNK_PENALTY, most=MAX_UNK_PENALTY
     )
 
-    sampling: bool = option(False, "sample tokens instead of taking the best", strategies=OWN, common=True, group="sampling")
-    temperature: float = option(
-        1.0, "divides the logits (default: 1)", "T", least=0, above=True, most=1_000_000, group="sampling"
+    sampling: bool = sampled(False, "sample tokens instead of taking the best", strategies=OWN, common=True)
+    temperature: float = sampled(1.0, "divides the logits (default: 1)", "T", least=0, above=True, most=1_000_000)
+    top_k: int = sampled(0, "sample from the K likeliest tokens (default: 0, all)", "K", least=0, most=MOST)
+    top_p: float = sampled(
+        1.0, "sample from the likeliest tokens that reach probability P (default: 1)", "P", least=0, above=True, most=1
     )
-    top_k: int = option(0, "sample from the K likeliest tokens (default: 0, all)", "K", least=0, most=MOST, group="sampling")
-    top_p: float = option(
-        1.0,
-        "sample from the likeliest tokens that reach probability P (default: 1)",
-        "P",
-        least=0,
-        above=True,
-        most=1,
-        group="sampling",
-    )
-    repetition_penalty: float = option(
+    repetition_penalty: float = sampled(
         1.0,
         "divides positive and multiplies negative logits of tokens already in the output (default: 1)",
         "R",
@@ -269,23 +158,17 @@ class Settings:
         above=True,
         most=1_000_000,
         strategies=SCORED,
-        group="sampling",
     )
-    seed: int = option(0, "same seed, same samples (default: 0)", "S", least=-(2**63), most=2**63 - 1, group="sampling")
-    num_samples: int = count(1, "outputs per line (default: 1)", most=100_000, group="sampling")
-    mbr: int | None = count(
-        None,
-        "draw N samples and write the one closest to the others (minimum Bayes risk, chrF)",
-        least=2,
-        most=10_000,
-        group="sampling",
+    seed: int = sampled(0, "same seed, same samples (default: 0)", "S", least=-(2**63), most=2**63 - 1)
+    num_samples: int = sampled(1, "outputs per line (default: 1)", "N", least=1, most=100_000)
+    mbr: int | None = sampled(
+        None, "draw N samples and write the one closest to the others (minimum Bayes risk, chrF)", "N", least=2, most=10_000
     )
-    rule: str = option(
+    rule: str = sampled(
         "coupled",
         "coupled: drafts never change a sample; rejection: they may, but keep the distribution (default: coupled)",
         words=RULES,
         strategies=DRAFTED,
-        group="sampling",
     )
 
     windows: int | str | None = count(
@@ -316,18 +199,15 @@ class Settings:
         group="text",
     )
 
-    device: str = option("cpu", "cpu, cuda or cuda:N (default: cpu)", "D", common=True, group="machine")
+    device: str = option("cpu", "cpu, cuda or cuda:N (default: cpu)", "D", **MACHINE)
     dtype: str = option(
         "float32",
         "of the weights; auto: the fastest, int8 on a CPU, float16 or bfloat16 on a GPU (default: float32)",
         words=DTYPES,
         hidden=("float64",),
-        common=True,
-        group="machine",
+        **MACHINE,
     )
-    threads: int | None = count(
-        None, "CPU threads (default: one per usable CPU)", most=MOST_THREADS, common=True, group="machine"
-    )
+    threads: int | None = count(None, "CPU threads (default: one per usable CPU)", most=MOST_THREADS, **MACHINE)
     kernels: str | None = option(
         None,
         "the CPU kernels for an instruction set, to measure them or to report a fault (default: the best that the CPU has)",
@@ -483,17 +363,3 @@ class Settings:
             return self
         device = f"cuda:{number}" if self.device == "cuda" else self.device
         return replace(self, device=device, threads=max(1, (self.threads or usual_threads()) // workers))
-
-
-def option_of(one: Field) -> Option:
-    """The `Option` of a field of `Settings`."""
-    return one.metadata["option"]
-
-
-def value_faults(one: Field, value: Any) -> Iterable[Fault]:
-    """What is wrong with the value of a field that `option` made."""
-    how = option_of(one)
-    if value is not None and (fault := how.fault(value)):
-        yield one.name, fault
-    elif value is None and one.default is not None and not how.none:
-        yield one.name, f"None is not a{'n int' if how.kind is int else f' {how.kind.__name__}'}"

@@ -19,6 +19,7 @@ from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.engine import Engine
 from specdec_plugins.extras import needed
+from specdec_plugins.fields import OptionError
 from specdec_plugins.formats.folder import Pair, load_folder, with_drafter
 from specdec_plugins.options import (
     CALL_FIELDS,
@@ -41,7 +42,7 @@ from specdec_plugins.options import (
 )
 from specdec_plugins.rewriters import rewritten
 from specdec_plugins.sessions import Host
-from specdec_plugins.settings import WHOLE, OptionError, Settings
+from specdec_plugins.settings import DRAFTING, WHOLE, Settings
 from specdec_plugins.text.codec import Encoded, NoLanguage
 from specdec_plugins.text.framed import Framed
 from specdec_plugins.translations import BESIDE, SourceTooLong, Translation
@@ -74,7 +75,8 @@ class Translator:
             raise OptionError([("drafter", "cannot be combined with `draft_with`")])
         pair = load_folder(folder, checked.device)
         if isinstance(drafter, str | os.PathLike):
-            return cls(with_drafter(pair, drafter, checked.device), checked)
+            named, drafter = drafter, None
+            pair = with_drafter(pair, named, checked.device) if checked.strategy in DRAFTING else pair
         return cls(pair, checked, drafter)
 
     def _use(self, engine: Engine) -> None:

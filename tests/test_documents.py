@@ -30,9 +30,9 @@ from specdec_plugins.decoding.requests import Request
 from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.documents import Documents, windows, windows_of
+from specdec_plugins.fields import OptionError
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.formats.spec import Model, extended
-from specdec_plugins.settings import OptionError
 from specdec_plugins.text import lines as text_lines
 from specdec_plugins.text.sentences import cut, sentences
 

@@ -31,13 +31,14 @@ from specdec_plugins.decoding.requests import Request
 from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.verifier import ModelVerifier
+from specdec_plugins.fields import OptionError
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.formats.spec import Model, sinusoidal_tables
 from specdec_plugins.measure import hashes
 from specdec_plugins.measure.machine import machine
 from specdec_plugins.measure.runs import check_kernels
 from specdec_plugins.model.spec import Heads, ModelSpec, Output, Symbols
-from specdec_plugins.settings import OptionError, Settings
+from specdec_plugins.settings import Settings
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.translator import Translator
 

@@ -24,6 +24,7 @@ from specdec_plugins.decoding.loop import Session  # noqa: E402
 from specdec_plugins.decoding.options import Tolerance  # noqa: E402
 from specdec_plugins.decoding.requests import Hypothesis, Request  # noqa: E402
 from specdec_plugins.extras import install_command  # noqa: E402
+from specdec_plugins.fields import OptionError  # noqa: E402
 from specdec_plugins.formats import drafter_folder  # noqa: E402
 from specdec_plugins.formats.folder import Pair, load_folder, save_folder  # noqa: E402
 from specdec_plugins.formats.spec import fingerprint  # noqa: E402
@@ -32,7 +33,7 @@ from specdec_plugins.serving.learning import LONGEST, STARTS, WAITING, Learning,
 from specdec_plugins.serving.metrics import Metrics  # noqa: E402
 from specdec_plugins.serving.server import load  # noqa: E402
 from specdec_plugins.serving.service import Model, Service  # noqa: E402
-from specdec_plugins.settings import OptionError, Settings  # noqa: E402
+from specdec_plugins.settings import Settings  # noqa: E402
 from specdec_plugins.training.learner import Learner  # noqa: E402
 from specdec_plugins.training.served import Example, Pace, Task  # noqa: E402
 

@@ -11,9 +11,10 @@ from conftest import ROOT, run_python
 
 import specdec_plugins
 from specdec_plugins import AsyncTranslator, Translator
+from specdec_plugins.fields import OptionError, option_of
 from specdec_plugins.options import COUNTS, AllSettings, CallOptions, RequestSettings, TranslateOptions
 from specdec_plugins.serving.api.own import TranslateCall
-from specdec_plugins.settings import PER_REQUEST, OptionError, Settings, option_of
+from specdec_plugins.settings import PER_REQUEST, Settings
 
 PAIRS = {name: str(ROOT / "data" / name) for name in ("demo.en-de", "docs.en-fr")}
 TEXTS = {name: (ROOT / "data" / f"{name.partition('.')[0]}.txt").read_text(encoding="utf-8").splitlines()[:5] for name in PAIRS}

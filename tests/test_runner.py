@@ -12,8 +12,9 @@ import pytest
 from specdec_plugins.commands import progress
 from specdec_plugins.commands.progress import Steps
 from specdec_plugins.commands.runner import out_of_range, run_command
+from specdec_plugins.fields import OptionError
 from specdec_plugins.formats.files import whole
-from specdec_plugins.settings import OptionError, Settings
+from specdec_plugins.settings import Settings
 
 
 def parser():

@@ -9,7 +9,8 @@ import pytest
 from sacrebleu.metrics.chrf import CHRF
 from test_translate import run, stopped_after
 
-from specdec_plugins.settings import OptionError, Settings
+from specdec_plugins.fields import OptionError
+from specdec_plugins.settings import Settings
 from specdec_plugins.text import agreement
 from specdec_plugins.text.agreement import most_agreed
 from specdec_plugins.translator import Translator

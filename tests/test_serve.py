@@ -215,7 +215,7 @@ def test_a_glossary_in_a_request(served):
         ({"glossary": [["a", "b"]] * 1001}, "at most 1000 items"),
         ({"glossary": [["dog", "\ud800"]]}, "pair 1: a term is not Unicode"),
         ({"sampling": True}, "without sampling"),
-        ({"stream": True}, "does not support nbest, num_samples, mbr, context or glossary"),
+        ({"stream": True}, "does not support nbest, num_samples, mbr, context, protect or glossary"),
     ):
         status, content = served.post(**{"text": text, "glossary": [["dog", "Köter"]], **wrong})
         assert status == 400 and said in content["error"], content

@@ -18,6 +18,7 @@ from specdec_plugins import AsyncTranslator, Translator
 from specdec_plugins.decoding import assembly
 from specdec_plugins.decoding.compiled import library
 from specdec_plugins.decoding.control.fixed import FixedLength
+from specdec_plugins.fields import OptionError
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.serving import garbage
 from specdec_plugins.serving.calls import Call, Calls
@@ -25,7 +26,7 @@ from specdec_plugins.serving.guest import Cancelled, Guest
 from specdec_plugins.serving.texts import translate_texts
 from specdec_plugins.serving.threads import EngineThread
 from specdec_plugins.serving.translator import Closed, QueueFull, settings_for
-from specdec_plugins.settings import OptionError, Settings
+from specdec_plugins.settings import Settings
 
 PAIR = str(ROOT / "data" / "demo.en-de")
 LINES = (ROOT / "data" / "demo.txt").read_text(encoding="utf-8").splitlines()

@@ -14,11 +14,11 @@ from specdec_plugins.commands.progress import Steps
 from specdec_plugins.commands.runner import Parser, command, number, out_of_range, whole
 from specdec_plugins.decoding.options import KERNELS
 from specdec_plugins.extras import install_command
+from specdec_plugins.fields import Fault
 from specdec_plugins.measure.machine import machine, thread_choices
 from specdec_plugins.measure.runs import Plan, read_text, workloads
 from specdec_plugins.measure.systems import DRAFTERLESS, DTYPES, GPU_DTYPES, KINDS, SYSTEMS, System
 from specdec_plugins.measure.tables import tables
-from specdec_plugins.settings import Fault
 
 
 def parser() -> Parser:

@@ -26,8 +26,8 @@ from specdec_plugins.corpora.plan import Plan, make_plan
 from specdec_plugins.corpora.stores import placed
 from specdec_plugins.corpora.values import COUNTED, Executor, Job, ShardReport
 from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.fields import Fault
 from specdec_plugins.formats import hub
-from specdec_plugins.settings import Fault
 from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES
 
 SHARD_SIZE = 1_000_000  # bytes: some 10,000 lines, minutes of a core

@@ -9,8 +9,8 @@ from typing import TypeVar
 from specdec_plugins.commands import ready
 from specdec_plugins.commands.progress import bar
 from specdec_plugins.commands.runner import Parser, command, same_file
+from specdec_plugins.fields import Fault
 from specdec_plugins.formats.errors import printable
-from specdec_plugins.settings import Fault
 from specdec_plugins.text.lines import read_lines
 
 Line = TypeVar("Line")

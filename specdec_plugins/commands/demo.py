@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from specdec_plugins.commands import ready
 from specdec_plugins.commands.runner import Parser, command, out_of_range, whole
+from specdec_plugins.fields import Fault
 from specdec_plugins.measure.hashes import DATA, SHIPPED, comparison
-from specdec_plugins.settings import Fault
 
 if TYPE_CHECKING:
     from specdec_plugins.translator import Translation, Translator

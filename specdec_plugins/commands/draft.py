@@ -11,10 +11,10 @@ from specdec_plugins.commands.card import ON_CARDS, rewrite
 from specdec_plugins.commands.progress import Steps
 from specdec_plugins.commands.runner import Parser, command, number, out_of_range, same_file, whole
 from specdec_plugins.extras import needed
+from specdec_plugins.fields import Fault
 from specdec_plugins.formats import hub
 from specdec_plugins.formats.drafter_folder import LICENCE, MAX_TEXT
 from specdec_plugins.formats.errors import brief, printable
-from specdec_plugins.settings import Fault
 
 MOST_MINUTES = 100_000.0
 

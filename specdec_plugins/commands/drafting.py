@@ -23,7 +23,6 @@ from specdec_plugins import __version__
 from specdec_plugins.commands.card import ON_CARDS, SUBFOLDER, write_card
 from specdec_plugins.commands.draft_text import LEAST_LINES, Text, read_text, requests_of
 from specdec_plugins.commands.runner import option_name
-from specdec_plugins.commands.watch import duration
 from specdec_plugins.cpus import usual_threads
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.loading import frequent
@@ -261,8 +260,7 @@ class Work:
                     reason = f"more training no longer pays: tokens a pass grew by under 1 % over {3 * interval / 60:.0f} minutes"
                     progress.since, progress.passed = progress.spent, max(progress.course, 1 - FALL)
                     progress.end = min(progress.end, progress.spent * (1 + COOLDOWN))
-                left = f"; {duration(progress.end - progress.spent)} left" if self.timed else ""
-                self.say(f"update {training.updates:,}: {found.tokens:.2f} tokens a pass, {gains(found, costs)}{left}")
+                self.say(f"update {training.updates:,}: {found.tokens:.2f} tokens a pass, {gains(found, costs)}")
             if time.monotonic() - saved > CHECKPOINT:
                 self.save(training, progress)
                 saved = time.monotonic()

@@ -8,7 +8,7 @@ from specdec_plugins.commands import ready
 from specdec_plugins.commands.progress import Steps
 from specdec_plugins.commands.runner import Parser, command, print_sizes
 from specdec_plugins.extras import needed
-from specdec_plugins.settings import Fault
+from specdec_plugins.fields import Fault
 
 
 def parser() -> Parser:

@@ -17,8 +17,8 @@ from typing import Any
 from specdec_plugins.commands import ready
 from specdec_plugins.commands.runner import Parser, command, whole
 from specdec_plugins.extras import needed
+from specdec_plugins.fields import Fault
 from specdec_plugins.formats.errors import printable
-from specdec_plugins.settings import Fault
 
 # Settings that two Transformers must share for an encoder's weights to mean the same in both.
 SETTINGS = tuple(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from specdec_plugins.commands import ready
 from specdec_plugins.commands.runner import Parser, command, out_of_range, print_sizes, whole
-from specdec_plugins.settings import Fault
+from specdec_plugins.fields import Fault
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.vocabulary import SPECIAL
 

@@ -24,7 +24,7 @@ from specdec_plugins.commands.preparation.steps import Preparation
 from specdec_plugins.commands.runner import Parser, command, number, out_of_range, whole
 from specdec_plugins.cpus import usable_cpus
 from specdec_plugins.extras import install_command
-from specdec_plugins.settings import MOST, Fault
+from specdec_plugins.fields import MOST, Fault
 from specdec_plugins.text.tokenizers import BYTE_LEVEL, TOKENIZERS
 
 

@@ -47,10 +47,13 @@ class Steps:
 
     def __init__(self, total: float):
         self.total, self.began, self.shown = total, time.monotonic(), -LOG_INTERVAL
+        self.first: float | None = None  # what an earlier run had done
         self.bar = bar(total=total, leave=False, bar_format="{desc} {percentage:3.0f}% [{elapsed}, {remaining} left]")
 
     def step(self, what: str, done: float) -> None:
         """Step ``what`` begins after ``done`` of the total."""
+        if self.first is None:
+            self.first = self.bar.initial = done
         if not isinstance(self.bar, NoBar):
             self.bar.n = done
             self.bar.set_description_str(printable(what))
@@ -58,7 +61,7 @@ class Steps:
         now = time.monotonic()
         if now - self.shown >= LOG_INTERVAL:
             self.shown = now
-            left = (now - self.began) * (self.total / done - 1) if done else 0.0
+            left = (now - self.began) * (self.total - done) / (done - self.first) if done > self.first else 0.0
             print(printable(what) + (f"; {timedelta(seconds=round(left))} left" if left else ""), file=sys.stderr, flush=True)
 
     def warn(self, message: str) -> None:

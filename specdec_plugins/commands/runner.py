@@ -17,8 +17,9 @@ from typing import Any
 
 from specdec_plugins import __version__
 from specdec_plugins.extras import needed
+from specdec_plugins.fields import MOST, Fault, Option, OptionError
 from specdec_plugins.formats.errors import printable
-from specdec_plugins.settings import MOST, MOST_THREADS, Fault, Option, OptionError
+from specdec_plugins.settings import MOST_THREADS
 
 # Options of 0.1.0, the last release, by command, and what to use now. A name may include the removed value. * stands for any
 # characters. docs/from-the-published-code.md has those of the published code.

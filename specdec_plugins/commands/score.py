@@ -10,10 +10,10 @@ from typing import Any
 
 from specdec_plugins.commands import ready
 from specdec_plugins.commands.runner import Parser, command, say
+from specdec_plugins.fields import Fault
 from specdec_plugins.formats.errors import printable
 from specdec_plugins.measure.hypotheses import read, same_length, wrong_tokenisation
 from specdec_plugins.measure.scores import TESTS, UNKNOWN, add_comet, add_rouge, compare, make_metrics, scores
-from specdec_plugins.settings import Fault
 
 
 def parser() -> Parser:

@@ -1,12 +1,10 @@
 """The command ``specdec-serve``: models behind an HTTP API."""
 
 import argparse
-import errno
 import gc
 import ipaddress
 import logging
 import signal
-import socket
 import sys
 import threading
 import tomllib
@@ -20,8 +18,10 @@ from typing import Any
 from specdec_plugins.commands import ready
 from specdec_plugins.commands.runner import LogFormatter, Parser, Terminated, command, number, out_of_range, whole
 from specdec_plugins.extras import needed
+from specdec_plugins.fields import Fault, OptionError
 from specdec_plugins.formats import hub
-from specdec_plugins.settings import DTYPES, Fault, OptionError, Settings
+from specdec_plugins.serving.listening import listen
+from specdec_plugins.settings import DTYPES, Settings
 
 SWITCH = 0.0001  # seconds until a thread yields the interpreter, for which engines wait after each pass; usually 5 ms
 # Options that a model in a configuration may have
@@ -158,19 +158,21 @@ def check(options: argparse.Namespace) -> list[Fault]:
     if options.learn_dir and not any(own.learn for _, own in models):
         faults.append(("learn_dir", "requires --learn"))
     for name, own in models or [("", options)]:
-        faults += [each for each in out_of_range(own, "rows", "queue") if each not in faults]
-        if own.drafter and own.draft_with and (clash := ("drafter", "cannot be combined with --draft-with")) not in faults:
-            faults.append(clash)
-        faults += [each for each in learning_faults(name, own, options.learn_dir) if each not in faults]
-        try:
-            settings_of(own)
-        except OptionError as error:
-            faults += [each for each in error.faults if each not in faults]
-    return faults
+        where, given = f" ([model.{name}])", options.tables.get(name, ())
+        for option, message in model_faults(name, own, options.learn_dir):
+            faults.append((option, message + where * (option in given)))
+    return [*dict.fromkeys(faults)]
 
 
-def learning_faults(name: str, options: argparse.Namespace, folder: str | None) -> Iterator[Fault]:
-    """Of a model's options."""
+def model_faults(name: str, options: argparse.Namespace, folder: str | None) -> Iterator[Fault]:
+    """What is wrong with a model's options."""
+    yield from out_of_range(options, "rows", "queue")
+    if options.drafter and options.draft_with:
+        yield "drafter", "cannot be combined with --draft-with"
+    try:
+        settings_of(options)
+    except OptionError as error:
+        yield from error.faults
     if options.learn is None:
         return
     if not 0 < options.learn <= 1:
@@ -202,44 +204,6 @@ def names_of(options: argparse.Namespace) -> list[str] | None:
     except ValueError:
         local = False
     return [] if local else None
-
-
-def listen(host: str, port: int) -> list[socket.socket]:
-    """Sockets bound to the addresses of a host, before models load, so that a port in use is reported at once. They accept
-    connections only later. Raises OSError that names the address."""
-    found, fault = list[socket.socket](), None
-    try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            try:
-                found.append(bound(family, kind, protocol, address))
-            except OSError as error:
-                fault = error
-                if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):  # localhost, on a machine without IPv6
-                    raise
-        if fault and not found:
-            raise fault
-    except OSError as error:
-        for each in found:
-            each.close()
-        advice = "; choose another --port" if error.errno == errno.EADDRINUSE else ""
-        raise OSError(error.errno, f"{error.strerror or error}{advice}", f"{host}:{port}") from None
-    return found
-
-
-def bound(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
-    """A socket with the options that asyncio sets."""
-    made = socket.socket(family, kind, protocol)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind(address)
-    except OSError:
-        made.close()
-        raise
-    return made
 
 
 def require(options: argparse.Namespace) -> frozenset[str] | None:

@@ -21,9 +21,9 @@ from specdec_plugins.commands.translation.inputs import Buffer, Inputs, read_buf
 from specdec_plugins.commands.translation.options import COMMON, add_options, option_groups
 from specdec_plugins.commands.translation.output import Output
 from specdec_plugins.commands.translation.summary import Missing, summary
+from specdec_plugins.fields import Fault
 from specdec_plugins.files import MARKUP, format_of
 from specdec_plugins.formats.errors import printable
-from specdec_plugins.settings import Fault
 from specdec_plugins.text.glossary import Glossary
 from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES, LineReader, count_line_ends
 from specdec_plugins.workers import Workers

@@ -39,8 +39,7 @@ def is_number(value: Any) -> bool:
 class Tree(NamedTuple):
     """How a draft branches: up to ``nodes`` tokens per row, those of the likeliest paths.
 
-    A ``shape`` fixes the tree. It has a path to each node, as ranks among the candidates: (0, 2) is the third best token after
-    the best one.
+    ``shape`` fixes the tree: one path per node, as ranks among the candidates. (0, 2) is the third-best token after the best one.
     """
 
     nodes: int

@@ -47,7 +47,7 @@ def merged(pieces: Pieces) -> Pieces:
 
 
 def ended(pieces: Pieces, closing: Collection[int]) -> Pieces:
-    """Moves white space, and punctuation where a word follows, from before closing tags to behind them."""
+    """Moves white space at the end of an element behind its closing tag; punctuation too, if a word follows the tag."""
     found: Pieces = []
     for piece, following in zip(pieces, [*pieces[1:], ""]):
         text = found[-1] if found and piece in closing else None

@@ -98,13 +98,13 @@ def zipped(path: Path, content: np.ndarray) -> tuple[Any, dict[str, np.ndarray]]
         raise Refused(f"its pickle is larger than {MOST_BYTES:,} bytes")
     machine = Machine()
     value = machine.run(BytesIO(pickle.tobytes()))
-    if sum(each.bytes for each in machine.storages.values()) > len(content):  # overlapping ones, each of which might be copied
+    if sum(each.bytes for each in machine.storages.values()) > len(content):  # they overlap, and each may be copied
         raise ValueError("storages larger than the file")
     return value, {key: aligned(each, found(f"data/{key}")) for key, each in machine.storages.items()}
 
 
 def record(content: np.ndarray, records: dict[str, ZipInfo], prefix: str, name: str) -> np.ndarray:
-    """The bytes of a record of the file with these bytes. Raises ValueError."""
+    """The bytes of a zip's record; ``content`` is the whole file. Raises ValueError."""
     entry = records.get(f"{prefix}/{name}")
     if entry is None:
         raise ValueError(f"no record {name:.80}")

@@ -63,10 +63,10 @@ class Rotary:
 
 @dataclass(frozen=True)
 class Attention:
-    """``relative`` and ``rotary`` concern self-attention alone; everything else cross-attention, too."""
+    """``relative`` and ``rotary`` apply to self-attention only, everything else to cross-attention as well."""
 
     heads: int  # H
-    key_heads: int | None = None  # G, each of which H / G queries share (Ainslie et al. 2023); None: as many as heads
+    key_heads: int | None = None  # G, each shared by H / G query heads (Ainslie et al. 2023); None: H
     head_width: int | None = None  # K; None: D / H
     scale: float | None = None  # of scores; None: 1 / sqrt(K)
     bias: bool = True  # of projections

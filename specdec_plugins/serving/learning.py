@@ -16,11 +16,12 @@ from threading import Event, Thread
 
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.requests import Hypothesis, Request
+from specdec_plugins.fields import Fault, OptionError
 from specdec_plugins.formats.drafter_folder import NAME
 from specdec_plugins.formats.folder import Pair, load_folder, replace_drafter, with_drafter
 from specdec_plugins.formats.spec import DrafterModel
 from specdec_plugins.serving.line import Line
-from specdec_plugins.settings import Fault, OptionError, Settings
+from specdec_plugins.settings import Settings
 from specdec_plugins.training.served import Example, Pace, Report, Task
 from specdec_plugins.workers import Worker
 

@@ -25,7 +25,7 @@ SOONEST, LATEST = 1.0, 60.0  # seconds until a session that could not be opened 
 
 
 class Caller(Protocol):
-    """Who has requests in a line, and is told what became of them, by the threads."""
+    """A call with requests in a `Line`. The engine's threads report their results to it."""
 
     fresh: deque[Request]  # in no session yet
     streams: bool  # whether it wants commits as passes make them

@@ -12,12 +12,13 @@ from weakref import WeakSet
 from starlette.requests import Request
 
 from specdec_plugins.extras import needed
+from specdec_plugins.fields import OptionError
 from specdec_plugins.options import settings_for
 from specdec_plugins.serving.downloads import Downloads
 from specdec_plugins.serving.glossaries import Glossaries
 from specdec_plugins.serving.refused import GONE, SPENT, Refused
 from specdec_plugins.serving.translator import AsyncTranslator, Closed, Failed, QueueFull
-from specdec_plugins.settings import OptionError, Settings
+from specdec_plugins.settings import Settings
 from specdec_plugins.text.framed import UNKNOWN, languages_of
 from specdec_plugins.text.languages import language, two_letters
 from specdec_plugins.text.lines import surrogate

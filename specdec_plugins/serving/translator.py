@@ -12,6 +12,7 @@ from typing import Any, TypeVar, Unpack, overload
 from specdec_plugins.decoding.requests import Commit, Step
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.fields import OptionError
 from specdec_plugins.options import (
     CALL_FIELDS,
     REQUEST_FIELDS,
@@ -28,7 +29,7 @@ from specdec_plugins.serving.guest import Guest
 from specdec_plugins.serving.learning import Learning, check_learnable
 from specdec_plugins.serving.line import Line
 from specdec_plugins.serving.threads import SESSIONS, EngineThread, close_all
-from specdec_plugins.settings import OptionError, Settings
+from specdec_plugins.settings import Settings
 from specdec_plugins.text.codec import Codec
 from specdec_plugins.translations import Translation
 from specdec_plugins.translator import Translator
@@ -138,7 +139,7 @@ class AsyncTranslator:
             deltas.push(commit)
 
         if settings.drawn > 1 or settings.context or not rest.keys().isdisjoint(AGAIN):
-            raise ValueError("a stream has one output; it does not support nbest, num_samples, mbr, context or glossary")
+            raise ValueError("a stream has one output; it does not support nbest, num_samples, mbr, context, protect or glossary")
         call = self.run(lambda translator: translator.translate([text], **rest), settings, [text], timeout, on_commit)
         call.add_done_callback(lambda _: pieces.put_nowait(None))
         try:

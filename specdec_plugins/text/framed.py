@@ -182,7 +182,7 @@ class Framed:
         return prefixes[f"{language(source, sources, f'the languages that the model translates into {target}')} {target}"]
 
     def tokens_of_prefix(self, prefix: str) -> list[int]:
-        """Those of a prefix that do not depend on the text behind it."""
+        """The first tokens of a prefix, which are the same whatever text follows."""
         if prefix not in self.prefixed:
             alone, longer = (self.tokenize(text, "source")[0] if prefix else [] for text in (prefix, f"{prefix}a"))
             self.prefixed[prefix] = alone[: agreeing(alone, longer)]

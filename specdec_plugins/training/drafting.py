@@ -62,8 +62,8 @@ class Plan:
 
     @classmethod
     def of(cls, recipe: str, given: Sequence[str], layers: int, drafted: Sequence[int] = (), seed: int = 1) -> "Plan":
-        """A recipe's, as in ``train.sh``, for a verifier with so many decoder ``layers``, of which a drafter takes no more;
-        ``given`` options of the drafter (NAME=VALUE) come after the recipe's. Raises ValueError."""
+        """The plan of a recipe, as in ``train.sh``. ``given`` options of the drafter (NAME=VALUE) override the recipe's. The
+        drafter has at most ``layers`` layers, as many as the verifier's decoder. Raises ValueError."""
         preset = presets.frozen(recipe)
         options, how = asdict(trainable(recipe, [*preset["drafter_options"], *given])[1]), preset["options"]
         if options.get("layers", 0) > layers:

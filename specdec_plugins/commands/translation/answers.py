@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from specdec_plugins.commands.runner import option_name
 from specdec_plugins.commands.trace import traced
 from specdec_plugins.commands.translation.inputs import Buffer
+from specdec_plugins.fields import option_of
 from specdec_plugins.files import MARKUP, Options, TextFile, Unreadable, split
-from specdec_plugins.settings import Settings, option_of
+from specdec_plugins.settings import DRAFTING, Settings
 from specdec_plugins.text.glossary import Glossary
 from specdec_plugins.text.patterns import pattern
 
@@ -233,7 +234,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
     ``--trace`` drafts even where that is slower: it exists to show drafts, and they cannot change an exact output.
     """
     given = {field.name: getattr(options, field.name) for field in fields(Settings) if option_of(field).shown}
-    if options.trace and options.block_size is None and options.strategy in ("specdec", "drafter"):
+    if options.trace and options.block_size is None and options.strategy in DRAFTING:
         given["block_size"] = "model"
     return Settings(**given)
 
@@ -241,10 +242,11 @@ def settings_of(options: argparse.Namespace) -> Settings:
 def load(options: argparse.Namespace) -> "Pair":
     from specdec_plugins.formats.folder import load_folder, load_parts, with_drafter
 
+    drafter = options.drafter if options.strategy in DRAFTING else None  # others have no use for it
     if options.model:
         pair = load_folder(options.model, options.device)
-        return with_drafter(pair, options.drafter, options.device) if options.drafter else pair
-    return load_parts(options.verifier, options.drafter, options.data, options.source_lang, options.target_lang, options.codes)
+        return with_drafter(pair, drafter, options.device) if drafter else pair
+    return load_parts(options.verifier, drafter, options.data, options.source_lang, options.target_lang, options.codes)
 
 
 def identity(options: argparse.Namespace) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from specdec_plugins.commands.runner import option_name, out_of_range, same_file
 from specdec_plugins.commands.translation.answers import settings_of
 from specdec_plugins.commands.translation.files import is_folder, output_of
-from specdec_plugins.settings import SCORED, UNTRAINED, Fault, OptionError
+from specdec_plugins.fields import Fault, OptionError
+from specdec_plugins.settings import DRAFTING, SCORED, UNTRAINED
 from specdec_plugins.text.endings import is_lines
 from specdec_plugins.text.patterns import pattern
 
@@ -27,7 +28,7 @@ def decoding_faults(options: argparse.Namespace) -> list[Fault]:
     faults += [*model_faults(options), *answer_faults(options), *rewriting_faults(options)]
     if options.windows is not None and options.too_long != "error":
         faults.append(("too_long", "cannot be combined with --windows, which splits long sources"))
-    if options.trace and options.strategy not in ("specdec", "drafter"):
+    if options.trace and options.strategy not in DRAFTING:
         faults.append(("trace", f"requires drafts; strategy {options.strategy} makes none"))
     if (options.workers or 1) > 1 and re.fullmatch(r"cuda:\d+", options.device):
         faults.append(("device", f"{options.device} is one GPU; use --device cuda with --workers, which gives each its own"))
@@ -74,7 +75,7 @@ def model_faults(options: argparse.Namespace) -> Iterator[Fault]:
         yield "model", f"cannot be combined with {', '.join(map(option_name, others))}"
     if not options.model and not (options.verifier and options.data):
         yield "model", "is missing: give --model DIR, or --verifier PT and --data DIR"
-    if options.verifier and not (options.drafter or options.draft_with) and options.strategy in ("specdec", "drafter"):
+    if options.verifier and not (options.drafter or options.draft_with) and options.strategy in DRAFTING:
         yield "strategy", f"{options.strategy} requires --drafter" + " or --draft-with" * (options.strategy == "specdec")
     if options.drafter and options.draft_with:
         yield "drafter", "cannot be combined with --draft-with"

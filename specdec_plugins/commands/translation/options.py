@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import fields
 
 from specdec_plugins.commands.runner import Parser, number, option_name, whole, whole_or_word
-from specdec_plugins.settings import UNTRAINED, Option, Settings, option_of
+from specdec_plugins.fields import Option, option_of
+from specdec_plugins.settings import UNTRAINED, Settings
 
 COMMON = {
     *"""

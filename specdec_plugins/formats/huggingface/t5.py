@@ -25,12 +25,12 @@ from specdec_plugins.model.spec import (
     SideSpec,
 )
 
-POSITIONS = 8_192  # no table bounds them; sources and outputs this long fit into memory
-# Their names of a layer's parts, in order, and of tensors.
+POSITIONS = 8_192  # T5 has no position table to bound lengths; this many tokens fit in memory
+# transformers' names for the parts of a layer, in order, and for their tensors.
 MODULES = {"self_attn": "SelfAttention", "encoder_attn": "EncDecAttention", "final": "DenseReluDense"}
 ATTENTION = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
 FEED = {False: {"wi": "fc1", "wo": "fc2"}, True: {"wi_0": "fc1", "wi_1": "gate", "wo": "fc2"}}  # by gated
-# transformers ignores it, too: cross-attention has no positions.
+# In some checkpoints. Cross-attention has no positions, so transformers ignores it as well.
 UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 BIAS = "self_attn.relative.weight"
 

@@ -14,10 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import to_json
 
 from specdec_plugins.decoding.requests import Step
+from specdec_plugins.fields import option_of
 from specdec_plugins.serving.api.fields import MOST, key_of
 from specdec_plugins.serving.api.schemas import Error, errors, fields, post
 from specdec_plugins.serving.service import Refused, Service, refusals, while_connected
-from specdec_plugins.settings import PER_REQUEST, Settings, option_of
+from specdec_plugins.settings import PER_REQUEST, Settings
 from specdec_plugins.text.glossary import Glossary
 from specdec_plugins.translations import Translation, passes_of
 from specdec_plugins.translator import Translator
