@@ -32,6 +32,7 @@ from specdec_plugins.formats.spec import fingerprint
 from specdec_plugins.measure import costs
 from specdec_plugins.measure.expectation import COMPARED, GROWTH, REACHED, Costs, acceptance, expected_gain, passes, pays
 from specdec_plugins.model.spec import Output
+from specdec_plugins.settings import Settings
 from specdec_plugins.text.codec import CodecConfig
 from specdec_plugins.training import presets
 from specdec_plugins.training.drafting import Plan, Training, learning_rate, load
@@ -382,7 +383,7 @@ def test_measured_costs_are_of_passes(folder, text, monkeypatch):
     pair = load_folder(folder)
     plan = Plan.of("glide", [], 2, [0, 1, 2])
     drafted = replace(pair, drafter=Training(plan, pair.verifier, []).drafter())
-    translator = Translator(drafted, drafting.Settings(strategy="specdec", block_size=8, threads=1))
+    translator = Translator(drafted, Settings(strategy="specdec", block_size=8, threads=1))
     requests = requests_of(translator, sentences(16), (None, None))
     before = translator.engine.roles
     found = costs.pass_costs(translator.engine, requests, 0.5)

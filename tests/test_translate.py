@@ -21,8 +21,7 @@ import torch
 from conftest import ROOT, run_forked, run_python
 from support import long_but
 
-from specdec_plugins.commands import benchmark, initialise, pack, prepare, translate
-from specdec_plugins.commands.runner import REMOVED
+from specdec_plugins.commands import pack, translate
 from specdec_plugins.commands.translation import answers
 from specdec_plugins.formats import checkpoint
 from specdec_plugins.formats.folder import load_folder
@@ -324,7 +323,7 @@ def test_several_input_files(folder, lines, tmp_path, capfd):
     assert f"{tmp_path / 'none'}: No such file" in run(capfd, *quick, paths[0], tmp_path / "none", status=1)[1]
 
 
-def test_help_is_short_and_removed_options_are_named(capsys):
+def test_help_is_short(capsys):
     for option, most in (("--help", 20), ("--help-all", 70)):
         with pytest.raises(SystemExit) as ended:
             translate.parser().parse_args([option])
@@ -332,22 +331,6 @@ def test_help_is_short_and_removed_options_are_named(capsys):
         assert ended.value.code == 0 and len(shown) <= most
         assert {"--model", "--strategy", "--block-size", "--beta", "--tau"} <= set(shown)
         assert ("--mbr" in shown) == (option == "--help-all")
-    commands = {
-        "specdec-translate": translate,
-        "specdec-benchmark": benchmark,
-        "specdec-prepare": prepare,
-        "encoder_initial.py": initialise,
-    }
-    for name, options in REMOVED.items():
-        for option, advice in options.items():
-            with pytest.raises(SystemExit) as ended:
-                commands[name].parser().parse_args(["--model", "x", *option.split(), "3"])
-            assert ended.value.code == 2
-            assert capsys.readouterr().err == f"{name}: error: {option} is not available: {advice}\n"
-    for option in (["--trace", "a/page.html"], ["--trace=a/page.html"]):
-        with pytest.raises(SystemExit):
-            translate.parser().parse_args(["--model", "x", *option])
-        assert "error: --trace a/page.html is not available: --trace writes to stderr" in capsys.readouterr().err
 
 
 def started(options, output):

@@ -21,21 +21,19 @@ import torch
 
 from specdec_plugins import __version__
 from specdec_plugins.commands.card import ON_CARDS, SUBFOLDER, write_card
-from specdec_plugins.commands.draft_text import LEAST_LINES, Text, read_text, requests_of
+from specdec_plugins.commands.draft_text import LEAST_LINES, Text, read_text
+from specdec_plugins.commands.evaluation import Evaluation, Evaluator, by_rows, gains
 from specdec_plugins.commands.runner import option_name
 from specdec_plugins.cpus import usual_threads
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.loading import frequent
-from specdec_plugins.decoding.requests import Request
 from specdec_plugins.formats.drafter_folder import Record, read, read_record
 from specdec_plugins.formats.errors import brief
 from specdec_plugins.formats.files import write
 from specdec_plugins.formats.folder import Pair, save_drafter, save_folder
-from specdec_plugins.formats.spec import DrafterModel, fingerprint
-from specdec_plugins.measure.costs import pass_costs
-from specdec_plugins.measure.expectation import Costs, acceptance, expected_gain, pays
+from specdec_plugins.formats.spec import fingerprint
+from specdec_plugins.measure.expectation import Costs, pays
 from specdec_plugins.measure.machine import machine
-from specdec_plugins.settings import Settings
 from specdec_plugins.training.drafting import FALL, Plan, Training, load
 from specdec_plugins.training.pairs import Pair as IdPair
 from specdec_plugins.training.pairs import line_of, read_pairs
@@ -47,17 +45,7 @@ DISTILLING = 1 / 3  # of the time, at most: what has been translated by then is 
 CHECKPOINT = 15.0  # seconds
 EVALUATIONS, EVALUATING = 15, 0.1  # of a training; the part of the time that they may take
 COOLDOWN = 0.2  # of the time spent: how long the learning rate falls once training no longer pays
-COSTING = 10.0  # seconds for measuring passes
 TRIALS = 4  # first updates in each precision, to choose the faster
-
-
-@dataclass
-class Evaluation:
-    """On the held-out lines, in drafts as long as in training."""
-
-    tokens: float  # a pass
-    acceptance: list[float]  # by position
-    lengths: list[int]  # of the outputs, eos included
 
 
 @dataclass
@@ -87,22 +75,23 @@ class Work:
     def __init__(self, options: Any, pair: Pair, say: Callable[[str], None], step: Callable[[str, float], None]):
         self.options, self.say, self.step = options, say, step
         self.given, self.pair = pair, replace(pair, drafter=None, others=())
-        self.languages = options.source_lang, options.target_lang
         self.folder = Path(options.output) / "training"
-        self.threads = options.threads or usual_threads()
+        self.threads, self.languages = options.threads or usual_threads(), (options.source_lang, options.target_lang)
+        self.evaluator = Evaluator(self.pair, self.threads, self.languages)
         self.timed = options.updates is None
         self.budget = 60.0 * options.minutes if self.timed else float(options.updates)
 
     def run(self) -> None:
         """Distil, train and write, from where an earlier run stopped. Raises ValueError or OSError."""
         options = self.options
-        text = read_text(options.sources, self.translator(None), self.languages, options.too_long == "skip", options.seed)
+        text = read_text(options.sources, self.evaluator.plain, self.languages, options.too_long == "skip", options.seed)
         with self.begun(text):
             training, progress = self.training(text)
             if progress.spent >= progress.end:
                 self.end(training, progress, text, "the training is over; more --minutes or --updates continue it")
                 return
-            costs = self.costs(training.drafter(), text.held)
+            self.step("measuring passes", DISTILLING)
+            costs = self.evaluator.costs(training.drafter(), text.held)
             self.end(training, progress, text, self.train(training, progress, costs, text.held))
 
     @contextmanager
@@ -138,16 +127,6 @@ class Work:
                 write(path, json.dumps(wanted, indent=1) + "\n")
             yield
 
-    def translator(self, drafter: DrafterModel | None, **settings: Any) -> Translator:
-        pair = replace(self.pair, drafter=drafter)
-        how = {"strategy": "specdec" if drafter else "ar", "dtype": "auto", "threads": self.threads, **settings}
-        if drafter is None:
-            how["beam"] = 1
-        return Translator(pair, Settings(**how))
-
-    def requests(self, translator: Translator, lines: Sequence[str]) -> list[Request]:
-        return requests_of(translator, lines, self.languages)
-
     # ---- distilling
 
     def distilled(self, text: Text) -> list[IdPair]:
@@ -156,7 +135,7 @@ class Work:
         sizes = len(self.pair.source), len(self.pair.target)
         found, began = read_pairs(path, sizes), time.monotonic()
         if len(found) < len(text.train):
-            translator = self.translator(None)
+            translator = self.evaluator.translator(None)
             with open(path, "a", encoding="utf-8") as file:
                 while len(found) < len(text.train):
                     if self.timed and found and time.monotonic() - began > DISTILLING * self.budget:
@@ -177,7 +156,7 @@ class Work:
 
     def outputs(self, translator: Translator, lines: Sequence[str]) -> list[IdPair | None]:
         """A pair for each line; None for one whose output did not end by itself, or that has none."""
-        requests = self.requests(translator, lines)
+        requests = self.evaluator.requests(translator, lines)
         pairs: list[IdPair | None] = [None for _ in lines]
         sources = {request.index: request.tokens for request in requests}
         for each in translator.engine.decode(requests, translator.settings.usual_batch_size, None):
@@ -223,13 +202,6 @@ class Work:
             raise ValueError(f"{self.folder / 'pairs.jsonl'} is missing; remove {state}, too, to start again")
         return [pair for pair in pairs if pair is not None]
 
-    def costs(self, drafter: DrafterModel, lines: Sequence[str]) -> dict[int, Costs]:
-        self.step("measuring passes", DISTILLING)
-        translator = self.translator(drafter, block_size=drafter.block_size)
-        found = pass_costs(translator.engine, self.requests(translator, lines), COSTING)
-        torch.set_num_threads(self.threads)
-        return found
-
     def train(self, training: Training, progress: Progress, costs: dict[int, Costs], held: Sequence[str]) -> str:
         """Train until the budget is spent or more no longer pays. Returns the reason for ending."""
         interval = progress.end / EVALUATIONS
@@ -249,7 +221,7 @@ class Work:
             )
             if progress.spent >= due and progress.spent < progress.end:
                 began = time.monotonic()
-                found = self.evaluate(training.drafter(), held)
+                found = self.evaluator.evaluate(training.drafter(), held)
                 progress.history.append(found.tokens)
                 taken = time.monotonic() - began
                 progress.spent += taken if self.timed else 0
@@ -283,24 +255,14 @@ class Work:
             return progress.precision
         return name
 
-    def evaluate(self, drafter: DrafterModel, lines: Sequence[str]) -> Evaluation:
-        translator = self.translator(drafter, block_size=drafter.block_size)
-        requests = self.requests(translator, lines)
-        outputs = [*translator.engine.decode(requests, translator.settings.usual_batch_size, None)]
-        torch.set_num_threads(self.threads)
-        steps = [step for each in outputs for step in each.steps]
-        tokens = sum(step.accepted + (step.own is not None) for step in steps) / max(1, len(steps))
-        rates = acceptance(((len(step.drafted), step.accepted) for step in steps), drafter.block_size)
-        return Evaluation(tokens, rates, [len(each.tokens) + 1 - each.prefilled for each in outputs])
-
     # ---- the end
 
     def end(self, training: Training, progress: Progress, text: Text, reason: str) -> None:
         """Write the model with its drafter and say what it is worth. Raises ValueError if an output differs from a plain one."""
         output, drafter = Path(self.options.output), training.drafter()
         self.step("measuring", 1.0)
-        found, lines = self.evaluate(drafter, text.held), text.held
-        measured = self.measured(drafter, lines)
+        found, lines = self.evaluator.evaluate(drafter, text.held), text.held
+        measured = self.evaluator.measured(drafter, lines)
         record = self.record(training, progress, text, found, measured)
         pair, temporary = self.given.drafting(drafter), self.folder / "model"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -353,7 +315,7 @@ class Work:
             tokens_per_pass=round(found.tokens, 3),
             acceptance=tuple(round(each, 3) for each in found.acceptance),
             gain={str(rows): round(gain, 2) for rows, gain in measured.items()},
-            dtype=self.dtype,
+            dtype=self.evaluator.dtype,
             threads=self.threads,
             machine=machine(),
             command=("specdec-draft", brief(options.named), *words, *own),
@@ -361,33 +323,3 @@ class Work:
             licence=said["licence"],
             name=said["name"],
         )
-
-    def measured(self, drafter: DrafterModel, lines: Sequence[str]) -> dict[int, float]:
-        """The gain in speed by batch size, with the default draft lengths; plain decoding and drafts in turn. Raises ValueError
-        if an output differs."""
-        plain, drafting = self.translator(None), self.translator(drafter)
-        self.dtype = getattr(getattr(plain.engine.roles.verifier, "model", None), "dtype", "float32")  # PyTorch's without kernels
-        taken: dict[tuple[int, bool], float] = {}
-        for rows in (1, 8):
-            some = lines if rows > 1 else lines[: len(lines) // 2]
-            for turn in range(2):
-                outputs = []
-                for translator, drafts in ((plain, False), (drafting, True)):
-                    requests, began = self.requests(translator, some), time.perf_counter()
-                    found = sorted(translator.engine.decode(requests, rows, None), key=lambda each: each.index)
-                    spent = time.perf_counter() - began
-                    taken[rows, drafts] = min(spent, taken.get((rows, drafts), spent)) if turn else spent
-                    outputs.append([each.tokens for each in found])
-                if outputs[0] != outputs[1]:
-                    raise ValueError(f"{self.pair.name}: outputs with drafts differ from plain ones, a fault of this program")
-        return {rows: taken[rows, False] / taken[rows, True] for rows in (1, 8)}
-
-
-def gains(found: Evaluation, costs: dict[int, Costs]) -> str:
-    """What an evaluation promises on this machine, in words."""
-    each = {rows: expected_gain(found.acceptance, found.lengths, costs[rows]) for rows in costs}
-    return f"expected gain {by_rows({rows: one.gain for rows, one in each.items()})}"
-
-
-def by_rows(gains: Mapping[int, float]) -> str:
-    return ", ".join(f"{gain:.2f} at batch size {rows}" for rows, gain in gains.items())

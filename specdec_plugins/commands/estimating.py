@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import islice
 
 from specdec_plugins.commands.draft_text import requests_of, too_long
-from specdec_plugins.commands.drafting import by_rows
+from specdec_plugins.commands.evaluation import by_rows
 from specdec_plugins.formats.folder import Pair
 from specdec_plugins.measure.certificate import LINES
 from specdec_plugins.measure.costs import pass_costs

@@ -11,8 +11,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from fnmatch import fnmatchcase
-from itertools import product
 from typing import Any
 
 from specdec_plugins import __version__
@@ -21,30 +19,9 @@ from specdec_plugins.fields import MOST, Fault, Option, OptionError
 from specdec_plugins.formats.errors import printable
 from specdec_plugins.settings import MOST_THREADS
 
-# Options of 0.1.0, the last release, by command, and what to use now. A name may include the removed value. * stands for any
-# characters. docs/from-the-published-code.md has those of the published code.
-REMOVED: dict[str, dict[str, str]] = {
-    "specdec-translate": {
-        "--bpe": "use --tokenized for input in subwords",
-        "--trace *.htm*": "--trace writes to stderr; specdec-serve's page shows drafts pass",
-        "--truncate-source": "use --too-long truncate",
-        "--skip-long": "use --too-long skip",
-        "--dtype float64": "it is a field of Settings in Python",
-    },
-    "specdec-benchmark": {
-        "--bpe": "use --tokenized for input in subwords",
-        "--plot": "use --report, whose folder has the figure",
-    },
-    "specdec-prepare": {"--tokenized": "give raw text, or subwords with --bpe-applied"},
-    "encoder_initial.py": {
-        "--arch": "only --arch block starts from a checkpoint; see --recipe in docs/train.md",
-        "--init-decoder": "the drafter's decoder starts fresh",
-    },
-}
-
 
 class Parser(argparse.ArgumentParser):
-    """Reports errors in one line and names replacements of removed options. ``--help`` omits the ``rare`` options (by dest);
+    """Reports errors in one line. ``--help`` omits the ``rare`` options (by dest);
     ``--help-all`` shows them."""
 
     def __init__(self, prog: str, **rest: Any):
@@ -55,12 +32,6 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]  # one signature is all that commands use
         given = sys.argv[1:] if args is None else list(args)
         given = given[: given.index("--")] if "--" in given else given
-        removed = REMOVED.get(self.prog, {})
-        for token, following in zip(given, [*given[1:], ""]):
-            name, _, value = token.partition("=")
-            for said, (old, advice) in product((name, f"{name} {value or following}"), removed.items()):
-                if fnmatchcase(said, old):
-                    self.error(f"{said} is not available: {advice}")
         if "--help-all" in given and self.rare:
             self.rare = set()
             self.print_help()

@@ -15,11 +15,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
-
 from specdec_plugins.extras import needed
 from specdec_plugins.formats import files
-from specdec_plugins.formats.arrays import BFLOAT16
 from specdec_plugins.formats.errors import brief
 from specdec_plugins.formats.spec import storage_fault
 
@@ -147,17 +144,9 @@ def _named(settings: Any) -> dict[str, Any]:
 
 
 def save(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
-    """Write a checkpoint, whole or not at all. Arrays among its weights become tensors; one array is one tensor."""
+    """Write a checkpoint, whole or not at all."""
     import torch
 
-    def tensor(array: np.ndarray) -> Any:
-        stored = torch.from_numpy(np.require(array.view(np.uint16) if array.dtype == BFLOAT16 else array, requirements="W"))
-        return stored.view(torch.bfloat16) if array.dtype == BFLOAT16 else stored
-
-    weights = checkpoint["model"].items()
-    made = {id(each): tensor(each) for _, each in weights if isinstance(each, np.ndarray)}
-    if made:
-        checkpoint = {**checkpoint, "model": {name: made.get(id(each), each) for name, each in weights}}
     with files.whole(path) as temporary:
         torch.save(checkpoint, temporary)
 
