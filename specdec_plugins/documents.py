@@ -1,7 +1,7 @@
 """Documents of any length: split into windows of whole sentences, which are decoded as their turn comes.
 
-With a context of C windows, a window is read together with the C before it, whose outputs are forced to begin its own. What
-follows them belongs to the window, so nothing has to be aligned. The windows of a document are then decoded in turn, those of
+With a context of C windows, a window is read together with the C before it, and its output is forced to begin with theirs. What
+follows belongs to the window, so nothing has to be aligned. The windows of a document are then decoded in turn, those of
 different documents side by side. Without context all windows are independent. Windows are made and submitted a few at a time, so
 memory does not grow with their number.
 """

@@ -1,4 +1,4 @@
-"""What code that works with translations knows of a translator: `translator.py` implements it, and applies the rewriters."""
+"""The protocols of a translator, for the modules that `translator.py` itself imports."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, Unpack

@@ -2,9 +2,9 @@
 
 A sentence is translated as it is: models that know its kind of text copy most placeholders themselves, and no word of those
 outputs changes. If a part is missing, doubled or altered, or a number is missing, the sentence is translated again with a mask in
-the place of each part and of that number. If the model does not write each mask exactly once, it translates the rest, and the
-word alignment says where the parts and all numbers go. So parts are kept by construction, and outputs depend on the verifier
-alone, not on drafts. The branches of ICU messages, which are kept like other parts, are then translated by themselves.
+place of each part and of that number. If the model does not write each mask exactly once, the sentence is translated without the
+parts, and the word alignment says where they and all numbers go. So parts are kept by construction, and outputs depend on the
+verifier alone, not on drafts. ICU messages are kept like other parts; then their branches are translated one by one.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What is done to the translation of sentences, from the outside in: each rewriter translates through those that follow it."""
+"""Rewriters: steps around plain translation, such as protection and glossaries. Each translates through those after it."""
 
 from collections.abc import Sequence
 from dataclasses import replace

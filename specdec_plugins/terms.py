@@ -1,8 +1,8 @@
 """Translations that use the terms of a glossary.
 
-A sentence is translated as it is. While it lacks a term, the words that the alignment names for the first missing one, and what
-follows them, are decoded again after the term itself: the model writes the rest to fit. A term is reported, not placed, if no
-word is aligned with it or if the model finds the result far less likely.
+A sentence is translated as it is. While the output lacks a term, the word alignment finds the words in its place; the output is
+decoded again with what precedes them and the term forced, so that the model writes the rest to fit. A term is reported, not
+placed, if no word is aligned with it or if the model finds the result far less likely.
 """
 
 from collections.abc import Sequence

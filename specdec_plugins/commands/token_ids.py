@@ -1,4 +1,4 @@
-"""Make fairseq's training data of a text and the JSON lines that ``specdec-translate --format json`` writes for it.
+"""Make fairseq's training data from a text and its translations, the JSON lines of ``specdec-translate --format json``.
 
 python -m specdec_plugins.commands.token_ids --model FOLDER --sources TEXT --outputs JSON --output DIR
 """

@@ -1,7 +1,7 @@
 """What a folder of translations was made from and what is done.
 
 ``manifest.json`` names model, options, inputs and shards, ``reports/`` has a file for each finished shard, and ``summary.json``
-sums them up at the end. Each file is written whole by one call, so none is spoilt by a kill, and stores need not append.
+sums them up at the end. Each file is written whole by one call, so a kill spoils none, and stores need not append.
 """
 
 import fcntl

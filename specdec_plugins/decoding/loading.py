@@ -1,4 +1,4 @@
-"""What every backend checks before it runs a model, and what it does about two models: numpy arrays and specs alone.
+"""What every backend checks before it runs a model or a pair. Knows specs and NumPy arrays only.
 
 D width, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""How the drafts of our networks come about, as data: what the CPU kernels need to draft as a drafter's `propose` does.
+"""Recipes: what a drafter's `propose` does, as data, so that the CPU kernels draft without calling it.
 
 D width, V vocabulary.
 """

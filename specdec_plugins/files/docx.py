@@ -1,7 +1,6 @@
 """DOCX: the paragraphs of the body, headers, footers, notes and comments, and the descriptions of pictures.
 
-A paragraph is translated as a short text in markup of our own, in which runs that look alike are one text, however many Word has
-split them into:
+A paragraph is translated in markup of our own. Word splits text into many runs; neighbours that look alike are one text here:
 
     The <g n="1">red</g> house<k t=""><w:r>...</w:r></k> is <h n="0">far away</h>.
 

@@ -1,4 +1,4 @@
-"""Where Markdown's emphasis may be: around text that begins and ends without white space, and apart from other emphasis."""
+"""Moves Markdown's emphasis to where it is valid: around text without white space at its ends, apart from other emphasis."""
 
 import re
 from collections.abc import Collection, Sequence

@@ -1,6 +1,6 @@
 """PO files: the translations of entries that have none. One that needs review is fuzzy.
 
-The grammar is what gettext and polib read alike: a string per line, a keyword before the first. Everything else is refused.
+Only what gettext and polib parse alike is read: one string per line, a keyword before the first. Everything else is refused.
 """
 
 import re

@@ -1,7 +1,7 @@
 """HTML: the text between block tags, and attributes that are text.
 
 The tokens are those of the standard (html.spec.whatwg.org, 13.2.5), as browsers read them, with their places. Python's own parser
-tells no places of attributes and, depending on its version, reads some comments, scripts and attributes differently.
+gives no positions of attributes and, depending on its version, reads some comments, scripts and attributes differently.
 """
 
 import re

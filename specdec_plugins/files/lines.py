@@ -1,4 +1,4 @@
-"""Plain text: each line by itself, as it is without ``-o DIR``."""
+"""Plain text: each line is translated by itself, as without ``-o DIR``."""
 
 from collections.abc import Iterator
 

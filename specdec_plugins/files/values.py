@@ -1,4 +1,4 @@
-"""Which strings of files that also hold settings are text: not identifiers, paths, URLs, templates or patterns of dates."""
+"""Tells text from settings in files that hold both: identifiers, paths, URLs, templates and date patterns are not text."""
 
 import re
 

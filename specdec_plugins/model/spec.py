@@ -1,6 +1,7 @@
-"""An encoder-decoder Transformer described by its parts: values that compose. What a family of models fixes is its reader's
-business (``formats/``); how parts are computed is that of the layer loops (`decoding/backends/torch/transformer.py`,
-``csrc/forward.h``).
+"""An encoder-decoder Transformer described by its parts: values that compose.
+
+Readers in ``formats/`` know what a family of models fixes. The layer loops know how parts are computed:
+`decoding/backends/torch/transformer.py`, ``csrc/forward.h``.
 
 D width, H heads, G key-value heads, K width of a head.
 """

@@ -1,7 +1,7 @@
 """Many callers, few sessions: concurrent calls share a model's batches, and each result is `Translator.translate`'s own.
 
-A call runs that method unchanged, on the callers' thread or, if large, beside it. Its engine's host is a `Guest`: that lines up
-requests for the threads that own the sessions and waits for what they commit. Meanwhile other calls run.
+A call runs that method unchanged, on the event loop's thread or, if large, on another. Its engine's host is a `Guest`, which
+queues requests for the threads that own the sessions and waits for their commits. Meanwhile other calls run.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Requests of many callers line up for the sessions of a model."""
+"""The requests of many callers, in line for the sessions of a model."""
 
 import logging
 import time

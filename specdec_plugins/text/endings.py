@@ -1,4 +1,4 @@
-"""What the ending of a file's name says: whether it is lines of text, or has a structure of its own.
+"""Tells by a file name's ending whether the file is lines of text or has a structure of its own.
 
 Read as lines, the keys and code of a structured file would be translated too. Endings that are language codes, such as ``cs`` and
 ``pl``, also end the names of corpora and are left out, except ``arb`` (Flutter) and ``ts`` (Qt, TypeScript).

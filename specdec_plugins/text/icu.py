@@ -1,7 +1,7 @@
 """ICU messages (MessageFormat 1): which characters of ``{n, plural, one {# file} other {# files}}`` are text.
 
-Libraries return trees without places, from which a message cannot be written back byte for byte, so this reads the skeleton
-itself: arguments, their branches and quoted text, as ICU and FormatJS do. Imports nothing heavy.
+Libraries return trees without positions, so a message cannot be written back byte for byte. This module therefore parses the
+skeleton itself: arguments, their branches and quoted text, as ICU and FormatJS do. Imports nothing heavy.
 """
 
 import re

@@ -1,7 +1,7 @@
 """What is protected in translations: one table of expressions. Imports nothing heavy, so that commands check options at once.
 
-Each expression takes time linear in the text: what precedes a match keeps it from beginning anew within a word, and neighbouring
-repetitions share no character. Names of code are ASCII; letters of other alphabets, accented ones included, belong to words.
+Each expression takes linear time: a lookbehind keeps matches from starting within a word, and neighbouring repetitions share no
+character. Names of code are ASCII; letters of other alphabets, accented ones included, belong to words.
 """
 
 import re

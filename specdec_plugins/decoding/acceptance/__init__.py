@@ -1,1 +1,1 @@
-"""Acceptance rules, one a file. A rule reads the verifier's `Pass`; backends run the common ones natively."""
+"""Acceptance rules, one per file. A rule reads the verifier's `Pass`; backends run the common ones natively."""

@@ -1,4 +1,4 @@
-"""Draft lengths in a batch with requests for which a controller does not plan."""
+"""Draft lengths in a batch where some requests need a fixed one."""
 
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Request
@@ -7,8 +7,9 @@ from specdec_plugins.decoding.values import Outcome, Plan
 
 
 class Steady(Controller):
-    """Fixes the draft length of such requests, so that outputs do not depend on the neighbours. Others get ``inner``'s, but
-    searches none unless ``inner`` plans for ``searches``: drafts seldom pay there, nor do they tell what others accept."""
+    """Fixes the draft length of requests whose output depends on it, so that neighbours cannot change an output. Others get
+    ``inner``'s, but searches none unless ``inner`` plans for ``searches``: drafts seldom pay there, nor do they tell what others
+    accept."""
 
     def __init__(self, inner: Controller, length: int, searches: bool = False):
         self.inner, self.length, self.searches = inner, length, searches
