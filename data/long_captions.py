@@ -26,9 +26,9 @@ from specdec_plugins.commands.preparation import steps
 from specdec_plugins.commands.preparation.pairs import find_text, progress, write_pairs
 from specdec_plugins.decoding.backends.torch.arrays import tensors
 from specdec_plugins.formats import checkpoint
-from specdec_plugins.formats.fairseq import checkpoint_of
 from specdec_plugins.formats.folder import Pair, load_folder
 from specdec_plugins.formats.spec import fingerprint
+from specdec_plugins.formats.to_fairseq import checkpoint_of
 from specdec_plugins.settings import Settings
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.translator import Translator

@@ -22,9 +22,9 @@ from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.verifier import Unverified
 from specdec_plugins.engine import Engine, beam_of
 from specdec_plugins.extras import needed
-from specdec_plugins.formats.fairseq import checkpoint_of
 from specdec_plugins.formats.folder import Pair
 from specdec_plugins.formats.spec import Model
+from specdec_plugins.formats.to_fairseq import checkpoint_of
 from specdec_plugins.model.spec import OutputRules, Symbols
 from specdec_plugins.settings import Settings
 

@@ -31,13 +31,14 @@ from specdec_plugins.decoding.datastore import Datastore
 from specdec_plugins.decoding.drafters import glide
 from specdec_plugins.decoding.drafters.eagle import shape as eagle_shape
 from specdec_plugins.decoding.loading import COPY, DRAFT_VOCABULARY
-from specdec_plugins.formats import checkpoint, fairseq
+from specdec_plugins.formats import checkpoint
 from specdec_plugins.formats.drafter_folder import NAME, Record, read, read_record
 from specdec_plugins.formats.folder import Pair, load_folder, load_parts, save_drafter, save_folder, with_drafter
 from specdec_plugins.formats.huggingface import FAMILIES, t5
 from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.generation import generation_of
 from specdec_plugins.formats.spec import DrafterModel, Model
+from specdec_plugins.formats.to_fairseq import checkpoint_of
 from specdec_plugins.model.spec import Attention, Embedding, FeedForward, ModelSpec, SideSpec, Symbols
 from specdec_plugins.settings import Settings
 from specdec_plugins.text.codec import CodecConfig
@@ -119,7 +120,7 @@ def build(folder: Path) -> None:
     first, second = drafters_by_name()["glide"], replace(drafters_by_name()["causal"], devices=("cuda",))
     save_folder(replace(pair, drafter=first, others=(second,)), folder / "several")
     save_drafter(first, plain, RECORD, folder / "alone")
-    verifier = checkpoint.untrained() | fairseq.checkpoint_of(plain)
+    verifier = checkpoint.untrained() | checkpoint_of(plain)
     verifier["model"] = tensors(verifier["model"])
     vars(verifier["args"]).update(source_lang="xa", target_lang="xb")
     checkpoint.save(verifier, parts / "verifier.pt")

@@ -28,6 +28,7 @@ from specdec_plugins.formats.checkpoint import CheckpointError
 from specdec_plugins.formats.description import read_description
 from specdec_plugins.formats.folder import Pair, load_folder, save_folder
 from specdec_plugins.formats.spec import Model, extended, fingerprint, sinusoidal, sinusoidal_table
+from specdec_plugins.formats.to_fairseq import checkpoint_of
 from specdec_plugins.model.spec import ModelSpec, Output, Symbols
 from specdec_plugins.text.codec import CodecConfig
 
@@ -313,7 +314,7 @@ def test_back_to_fairseq(case):
 
     model, args = make_verifier(words=WORDS, **ROUND_TRIPS[case])
     first = fairseq.read(state_of(model, args), "x")
-    again = fairseq.read(fairseq.checkpoint_of(first), "x")
+    again = fairseq.read(checkpoint_of(first), "x")
     assert again.spec == first.spec and again.tensors.keys() == first.tensors.keys()
     assert all(np.array_equal(again.tensors[name], tensor) for name, tensor in first.tensors.items())
     generator = FairseqGenerator(first, "cpu", torch.float32)
@@ -326,7 +327,7 @@ def test_back_to_fairseq(case):
 def test_what_fairseq_does_not_compute_is_said_at_once():
     spec = replace(SPECS["marian"], encoder=replace(SPECS["two scales"].encoder, final_norm=True), forced=(3,))
     with pytest.raises(ValueError, match="fairseq's Transformer does not compute") as caught:
-        fairseq.checkpoint_of(random_model(spec, SIZE, SIZE))
+        checkpoint_of(random_model(spec, SIZE, SIZE))
     named = (
         "swish",
         "output bias",

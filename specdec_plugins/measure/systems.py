@@ -213,7 +213,7 @@ def convert(pair: "Pair", folder: Path) -> None:
 
     from specdec_plugins.decoding.backends.torch.arrays import tensors
     from specdec_plugins.formats.checkpoint import allow_fairseq_types, save
-    from specdec_plugins.formats.fairseq import checkpoint_of
+    from specdec_plugins.formats.to_fairseq import checkpoint_of
     from specdec_plugins.text.vocabulary import SPECIAL
 
     content = checkpoint_of(pair.verifier)
