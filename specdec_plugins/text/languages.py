@@ -6,6 +6,7 @@ code of any of these kinds means a model's language if that is the only one it c
 
 from collections.abc import Collection
 from difflib import get_close_matches
+from functools import lru_cache
 
 # ISO 639-1 and the ISO 639-3 code of the same language.
 _CODES = """
@@ -56,6 +57,7 @@ def language(asked: str, known: Collection[str], what: str) -> str:
     raise ValueError(f"{what} are {', '.join(sorted(known)[:LISTED])}{rest}; '{asked:.40}' is none of them{hint}")
 
 
+@lru_cache(1000)
 def two_letters(code: str) -> str | None:
     """The ISO 639-1 code of a language; None if it has none, such as a group of languages."""
     lang = _parts(code)[0]
