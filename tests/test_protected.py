@@ -11,6 +11,11 @@ from conftest import ROOT, corpus
 
 from specdec_plugins import Translator
 from specdec_plugins.commands import translate
+from specdec_plugins.documents import translate_documents
+from specdec_plugins.options import CallOptions
+from specdec_plugins.protection import translate_protected
+from specdec_plugins.rewriters import rewriters_for, with_missing_numbers
+from specdec_plugins.settings import Settings
 from specdec_plugins.text.alignment import Alignment
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.patterns import pattern
@@ -23,6 +28,13 @@ ALL = pattern()
 @pytest.fixture(scope="module")
 def docs():
     return Translator.from_pretrained(DOCS, threads=1, dtype="auto")
+
+
+def test_a_call_passes_through_the_rewriters_that_it_asks_for():
+    plain, kept = CallOptions(), CallOptions(protect=ALL, protected=[None])
+    assert rewriters_for(Settings(), plain) == [with_missing_numbers]
+    assert rewriters_for(Settings(), CallOptions(tokenized=True)) == []
+    assert rewriters_for(Settings(windows=9), kept) == [with_missing_numbers, translate_protected, translate_documents]
 
 
 # ---- finding

@@ -110,6 +110,16 @@ def test_steps_in_a_log_are_few_and_say_how_long_the_rest_takes(capsys, monkeypa
     ]
 
 
+def test_the_steps_of_a_resumed_run_take_as_long_as_its_own(capsys, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with Steps(1.0) as steps:
+        steps.step("resumed", 0.5)  # which an earlier run did
+        now[0] += 10
+        steps.step("on", 0.6)
+    assert capsys.readouterr().err.splitlines() == ["resumed", "on; 0:00:40 left"]
+
+
 def test_a_device_is_not_replaced_by_a_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="not a regular file"), whole(tmp_path / "pipe"):

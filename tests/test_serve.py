@@ -821,6 +821,14 @@ def test_a_configuration_has_the_options_of_the_command(tmp_path):
     assert french == ("en fr", "elsewhere", 5, "bfloat16", "lookahead")
     options = serve.parser().parse_args(["--config", str(path), "--model", "captions"])
     assert serve.check(options) == [("model", "captions is the name of several models"), ("max_per_minute", "requires --keys")]
+    path.write_text(CONFIG.replace("rows = 8", "rows = 0\nlearn = 2"))
+    options = serve.parser().parse_args(["--config", str(path), "--keys", "k", "--queue", "0"])
+    where = "([model.captions])"
+    assert serve.check(options) == [
+        ("rows", f"0 is less than 1 {where}"),
+        ("queue", "0 is less than 1"),
+        ("learn", f"2 is not a share of a core, above 0 and up to 1 {where}"),
+    ]
 
 
 @pytest.mark.parametrize(

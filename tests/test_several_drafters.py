@@ -11,6 +11,7 @@ from conftest import ROOT
 from test_sharing import RECORD
 
 from specdec_plugins.commands import pack, ready, translate
+from specdec_plugins.commands.translation import answers
 from specdec_plugins.commands.translation.answers import identity
 from specdec_plugins.commands.translation.faults import decoding_faults
 from specdec_plugins.decoding.backends.cpu.binding import DTYPES
@@ -175,6 +176,14 @@ def test_the_name_of_one_of_the_models_comes_first(tmp_path, monkeypatch):
     for name in ("./glide", "glide/"):
         folder = ready.trained_drafter(name, str(PAIR))
         assert with_drafter(pair, folder).drafter.code == "block_causal", name
+
+
+def test_plain_decoding_loads_no_drafter(monkeypatch):
+    for module in ("formats.folder", "translator"):
+        monkeypatch.setattr(f"specdec_plugins.{module}.with_drafter", lambda *_: pytest.fail("loaded"))
+    options = translate.parser().parse_args(["--model", str(PAIR), "--drafter", "glide", "--strategy", "ar"])
+    assert codes(answers.load(options)) == NAMES
+    assert Translator.from_pretrained(PAIR, "glide", strategy="ar").engine.drafter_name is None
 
 
 def test_what_is_resumed_names_the_drafter(tmp_path, monkeypatch):
