@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from specdec_plugins import assignment
+from specdec_plugins.assignment import USUAL_BLOCK_SIZE, assign, beyond_training, controller_of, drafter_name, usable_device
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.alignment import Aligner
 from specdec_plugins.decoding.assembly import drafter_beside
@@ -49,7 +49,7 @@ class Engine:
             raise ValueError(f"{pair.name}: a block size of {pair.block_size:,} is not from 1 to {MAX_BLOCK_SIZE:,}")
         self.trained_block_size = pair.block_size
         if drafter is not None or settings.draft_with:
-            self.trained_block_size = pair.block_size or assignment.USUAL_BLOCK_SIZE
+            self.trained_block_size = pair.block_size or USUAL_BLOCK_SIZE
             pair = replace(pair, drafter=None)
         elif pair.drafter is None and settings.strategy == "specdec":
             log.warning(
@@ -59,16 +59,16 @@ class Engine:
         elif pair.drafter is None and settings.strategy in DRAFTING:
             raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} requires")
         if settings.max_positions:
-            pair = assignment.beyond_training(pair, settings.max_positions, settings.strategy != "ar")
-        self._begin(pair, settings, assignment.drafter_name(pair, settings, drafter))
+            pair = beyond_training(pair, settings.max_positions, settings.strategy != "ar")
+        self._begin(pair, settings, drafter_name(pair, settings, drafter))
         if self.rules.beams > 1 and settings.beam is None and not settings.sampling:
             count = self.rules.beams
             said = (
                 "searching with them; beam 1 is greedy" if self.beam else f"decoding with drafts is greedy; beam {count} searches"
             )
             log.warning("%s asks for %d beams: %s", pair.name, count, said)
-        device = assignment.usable_device(settings.device)
-        self.roles = assignment.assign(pair, settings, device, self.trained_block_size, drafter)
+        device = usable_device(settings.device)
+        self.roles = assign(pair, settings, device, self.trained_block_size, drafter)
 
     def _begin(self, pair: Pair, settings: Settings, drafter_name: str | None) -> None:
         """Everything but the roles."""
@@ -98,7 +98,7 @@ class Engine:
         elif kind != (self.settings.adaptive, self.settings.searches):
             if kind not in self._controllers:
                 drafter, length = self.roles.drafter, self.trained_block_size
-                self._controllers[kind] = assignment.controller_of(settings, length, drafter)
+                self._controllers[kind] = controller_of(settings, length, drafter)
             other.roles = self.roles._replace(controller=self._controllers[kind])
         return other
 
