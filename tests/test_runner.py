@@ -114,7 +114,9 @@ def test_the_steps_of_a_resumed_run_take_as_long_as_its_own(capsys, monkeypatch)
     now = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     with Steps(1.0) as steps:
-        steps.step("resumed", 0.5)  # which an earlier run did
+        now[0] += 50
+        steps.resume(0.5)
+        steps.step("resumed", 0.5)
         now[0] += 10
         steps.step("on", 0.6)
     assert capsys.readouterr().err.splitlines() == ["resumed", "on; 0:00:40 left"]

@@ -132,7 +132,7 @@ def run(options: argparse.Namespace) -> None:
     from specdec_plugins.commands.drafting import Work
 
     with Steps(1.0) as steps:
-        Work(options, pair, steps.warn, steps.step).run()
+        Work(options, pair, steps).run()
     print(f"{printable(options.output)}: the model with its drafter, for --model")
     print(f"{printable(output / 'drafter')}: the drafter alone, for --drafter and to share")
 

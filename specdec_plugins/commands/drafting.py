@@ -11,7 +11,7 @@ import shutil
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from specdec_plugins import __version__
 from specdec_plugins.commands.card import ON_CARDS, SUBFOLDER, write_card
 from specdec_plugins.commands.draft_text import LEAST_LINES, Text, read_text
 from specdec_plugins.commands.evaluation import Evaluation, Evaluator, by_rows, gains
+from specdec_plugins.commands.progress import Steps
 from specdec_plugins.commands.runner import option_name
 from specdec_plugins.cpus import usual_threads
 from specdec_plugins.decoding import drafters
@@ -69,11 +70,10 @@ class Progress:
 
 
 class Work:
-    """The command's options at work on one output folder. ``say`` prints a line, ``step`` shows what is under way and how much of
-    the whole is done."""
+    """The command's options at work on one output folder."""
 
-    def __init__(self, options: Any, pair: Pair, say: Callable[[str], None], step: Callable[[str, float], None]):
-        self.options, self.say, self.step = options, say, step
+    def __init__(self, options: Any, pair: Pair, steps: Steps):
+        self.options, self.steps = options, steps
         self.given, self.pair = pair, replace(pair, drafter=None, others=())
         self.folder = Path(options.output) / "training"
         self.threads, self.languages = options.threads or usual_threads(), (options.source_lang, options.target_lang)
@@ -90,7 +90,7 @@ class Work:
             if progress.spent >= progress.end:
                 self.end(training, progress, text, "the training is over; more --minutes or --updates continue it")
                 return
-            self.step("measuring passes", DISTILLING)
+            self.steps.step("measuring passes", DISTILLING)
             costs = self.evaluator.costs(training.drafter(), text.held)
             self.end(training, progress, text, self.train(training, progress, costs, text.held))
 
@@ -146,12 +146,12 @@ class Work:
                     found += some
                     part = len(found) / len(text.train)
                     done = (time.monotonic() - began) / self.budget if self.timed else DISTILLING * part
-                    self.step(f"translating line {len(found):,} of {len(text.train):,}", done)
+                    self.steps.step(f"translating line {len(found):,} of {len(text.train):,}", done)
         pairs = [pair for pair in found if pair is not None]
         if len(pairs) < LEAST_LINES // 2:
             raise ValueError(f"the model ended only {len(pairs):,} of {len(found):,} outputs itself: nothing to learn from")
         tokens = sum(len(pair.target) + 1 for pair in pairs)
-        self.say(f"{len(pairs):,} of {len(text.train):,} lines translated: {tokens:,} tokens to learn from")
+        self.steps.warn(f"{len(pairs):,} of {len(text.train):,} lines translated: {tokens:,} tokens to learn from")
         return pairs
 
     def outputs(self, translator: Translator, lines: Sequence[str]) -> list[IdPair | None]:
@@ -184,7 +184,8 @@ class Work:
                 progress = Progress(**state["extra"])
             except (ValueError, TypeError) as error:
                 raise ValueError(f"{path}: damaged or of another version ({error}); remove it to train from the start") from None
-            self.say(f"continuing after update {training.updates:,}")
+            self.steps.warn(f"continuing after update {training.updates:,}")
+            self.steps.resume(progress.spent / max(progress.end, self.budget))
             if self.budget > progress.budget:  # the learning rate rises again
                 progress = Progress(self.budget, progress.spent, end=self.budget, precision=progress.precision)
         return training, progress
@@ -216,7 +217,7 @@ class Work:
                 trials[precision].append(time.monotonic() - began)
             progress.spent += time.monotonic() - began if self.timed else 1
             part = progress.spent / progress.end
-            self.step(
+            self.steps.step(
                 f"update {training.updates:,}, loss {loss:.2f}", part if self.timed else DISTILLING + (1 - DISTILLING) * part
             )
             if progress.spent >= due and progress.spent < progress.end:
@@ -232,7 +233,7 @@ class Work:
                     reason = f"more training no longer pays: tokens a pass grew by under 1 % over {3 * interval / 60:.0f} minutes"
                     progress.since, progress.passed = progress.spent, max(progress.course, 1 - FALL)
                     progress.end = min(progress.end, progress.spent * (1 + COOLDOWN))
-                self.say(f"update {training.updates:,}: {found.tokens:.2f} tokens a pass, {gains(found, costs)}")
+                self.steps.warn(f"update {training.updates:,}: {found.tokens:.2f} tokens a pass, {gains(found, costs)}")
             if time.monotonic() - saved > CHECKPOINT:
                 self.save(training, progress)
                 saved = time.monotonic()
@@ -251,7 +252,7 @@ class Work:
         if len(trials[name]) == TRIALS:
             progress.precision = min(trials, key=lambda each: statistics.median(trials[each][1:]))
             speeds = ", ".join(f"{1 / statistics.median(each[1:]):.2f} in {which}" for which, each in trials.items())
-            self.say(f"updates a second: {speeds}")
+            self.steps.warn(f"updates a second: {speeds}")
             return progress.precision
         return name
 
@@ -260,7 +261,7 @@ class Work:
     def end(self, training: Training, progress: Progress, text: Text, reason: str) -> None:
         """Write the model with its drafter and say what it is worth. Raises ValueError if an output differs from a plain one."""
         output, drafter = Path(self.options.output), training.drafter()
-        self.step("measuring", 1.0)
+        self.steps.step("measuring", 1.0)
         found, lines = self.evaluator.evaluate(drafter, text.held), text.held
         measured = self.evaluator.measured(drafter, lines)
         record = self.record(training, progress, text, found, measured)
@@ -278,7 +279,7 @@ class Work:
             os.replace(temporary / name, output / name)
         shutil.rmtree(temporary)
         made = f"{found.tokens:.2f} tokens a pass after {training.updates:,} updates"
-        self.say(f"{reason}: {made}, measured gain {by_rows(measured)}, all outputs identical to plain decoding's")
+        self.steps.warn(f"{reason}: {made}, measured gain {by_rows(measured)}, all outputs identical to plain decoding's")
 
     def record(
         self, training: Training, progress: Progress, text: Text, found: Evaluation, measured: Mapping[int, float]

@@ -47,13 +47,16 @@ class Steps:
 
     def __init__(self, total: float):
         self.total, self.began, self.shown = total, time.monotonic(), -LOG_INTERVAL
-        self.first: float | None = None  # what an earlier run had done
+        self.first = 0.0  # what earlier runs had done
         self.bar = bar(total=total, leave=False, bar_format="{desc} {percentage:3.0f}% [{elapsed}, {remaining} left]")
+
+    def resume(self, done: float) -> None:
+        """Earlier runs have ``done`` some of the total: the time left follows the speed of this one."""
+        self.first = self.bar.initial = done
+        self.began = time.monotonic()
 
     def step(self, what: str, done: float) -> None:
         """Step ``what`` begins after ``done`` of the total."""
-        if self.first is None:
-            self.first = self.bar.initial = done
         if not isinstance(self.bar, NoBar):
             self.bar.n = done
             self.bar.set_description_str(printable(what))
