@@ -84,7 +84,9 @@ class Work:
     def run(self) -> None:
         """Distil, train and write, from where an earlier run stopped. Raises ValueError or OSError."""
         options = self.options
-        text = read_text(options.sources, self.evaluator.plain, self.languages, options.too_long == "skip", options.seed)
+        reader, skip = self.evaluator.translator(None), options.too_long == "skip"  # not kept during the training
+        text = read_text(options.sources, reader, self.languages, skip, options.seed)
+        del reader
         with self.begun(text):
             training, progress = self.training(text)
             if progress.spent >= progress.end:

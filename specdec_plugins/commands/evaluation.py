@@ -39,6 +39,7 @@ class Evaluator:
 
     @cached_property
     def plain(self) -> Translator:
+        """Of the verifier alone."""
         return self.translator(None)
 
     @property
