@@ -41,7 +41,7 @@ class CallOptions:
     )
     first: int = option(0, "the first sentence's index in a longer text; samples depend on it", least=0)
     hints: Sequence[str] | None = option(
-        None, "earlier translations of the sentences, for drafter previous; '' where there is none", kind=Sequence
+        None, "earlier translations of the sentences, for drafters that use them, such as previous; '' for none", kind=Sequence
     )
     source_lang: Languages = option(None, "the sentences' language, or each one's, for multilingual models", kind=Sequence)
     target_lang: Languages = option(None, "the translations' language, likewise", kind=Sequence)
