@@ -23,10 +23,10 @@ X86 = {
     "avx2": AVX2,
 }
 INSTRUCTION_SETS = {**(X86 if platform.machine() in ("x86_64", "AMD64") else {}), "generic": []}
-# Python's own flags ask for debug information, a quarter of the time; flags of your own may want it. Sanitized code is compiled
-# with few optimisations: with all of them it takes two and a half times as long.
+# Python's own flags ask for debug information, a quarter of the time; flags of your own may want it. With -O1 among them, as for
+# sanitizers, few optimisations follow: with all of them it takes two and a half times as long.
 OWN = os.environ.get("CFLAGS", "")
-USUAL = ["-O1" if "-fsanitize" in OWN else "-O3", *([] if OWN else ["-g0"])]
+USUAL = ["-O1" if "-O1" in OWN else "-O3", *([] if OWN else ["-g0"])]
 KERNELS_SOURCE = Path("specdec_plugins/decoding/backends/cpu/csrc")
 PATHS = sorted(path for path in (HERE / KERNELS_SOURCE).rglob("*") if path.suffix in (".h", ".cpp"))
 SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in PATHS)).hexdigest()[:16]  # as compiled.py compares

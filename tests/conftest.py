@@ -1,11 +1,9 @@
 """Shared pieces of the tests: tiny models built as fairseq builds them, and toy data prepared once."""
 
 import argparse
-import atexit
 import fcntl
 import functools
 import gc
-import importlib
 import json
 import logging
 import multiprocessing
@@ -199,10 +197,12 @@ def environment(served, tmp_path) -> dict[str, str]:
     return {"HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
-def run_python(*arguments, check: bool = True, timeout: float = 300, **environment) -> subprocess.CompletedProcess:
+def run_python(
+    *arguments, check: bool = True, timeout: float = 300, python: str = sys.executable, **environment
+) -> subprocess.CompletedProcess:
     """Run a Python module or file in a fresh process, from the repository's root."""
     result = subprocess.run(
-        [sys.executable, *map(str, arguments)],
+        [python, *map(str, arguments)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", **environment},
         capture_output=True,
@@ -214,35 +214,33 @@ def run_python(*arguments, check: bool = True, timeout: float = 300, **environme
     return result
 
 
-def run_fairseq(command: str, *arguments, check: bool = True, **environment) -> subprocess.CompletedProcess:
-    """Run a command of fairseq from the repository's root, in a process forked from one that has imported fairseq."""
+def run_script(name: str, *arguments, check: bool = False) -> subprocess.CompletedProcess:
+    """Run a shell script of data/."""
+    command = ["sh", str(ROOT / "data" / name), *map(str, arguments)]
+    environment = {**os.environ, "PYTHON": fast_python()}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=check)
+
+
+@functools.cache
+def fast_python() -> str:
+    """A Python that has imported fairseq: see forked_python.py."""
     pytest.importorskip("fairseq_cli")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", *(f"fairseq_cli.{name}" for name in ("train", "generate", "validate", "score"))])
-    result = run_forked(_run_fairseq_to_the_end, command, [*map(str, arguments)], context=context, **environment)
-    assert not check or result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
-    return result
+    from forked_python import forked_python
+
+    fast_python.path, fast_python.server = forked_python()
+    return fast_python.path
 
 
-def _run_fairseq_to_the_end(command: str, arguments: list[str]) -> None:
-    try:
-        _run_fairseq(command, arguments)
-    finally:
-        atexit._run_exitfuncs()  # as multiprocessing does not, and a fork of pytest must not
+def run_fairseq(command: str, *arguments, check: bool = True, **environment) -> subprocess.CompletedProcess:
+    """Run a command of fairseq from the repository's root."""
+    return run_python("-m", f"fairseq_cli.{command}", *arguments, python=fast_python(), check=check, **environment)
 
 
-def _run_fairseq(command: str, arguments: list[str]) -> None:
-    logging.getLogger("fairseq").setLevel(logging.NOTSET)
-    sys.argv = [command, *arguments]
-    importlib.import_module(f"fairseq_cli.{command}").cli_main()
-
-
-def run_forked(function, *arguments, context=None, folder: Path = ROOT, **environment) -> subprocess.CompletedProcess:
-    """Run a function in a fork of this process, or of the context's, which spares imports; by default in the repository."""
+def run_forked(function, *arguments, **environment) -> subprocess.CompletedProcess:
+    """Run a function in a fork of this process, which spares imports, from the repository's root."""
     with tempfile.TemporaryDirectory() as temporary:
         files = [os.path.join(temporary, name) for name in ("stdout", "stderr")]
-        context = context or multiprocessing.get_context("fork")
-        process = context.Process(target=_become, args=(function, arguments, files, folder, environment))
+        process = multiprocessing.get_context("fork").Process(target=_become, args=(function, arguments, files, environment))
         process.start()
         process.join(300)
         process.kill()
@@ -251,11 +249,11 @@ def run_forked(function, *arguments, context=None, folder: Path = ROOT, **enviro
     return subprocess.CompletedProcess([function, *arguments], process.exitcode, *output)
 
 
-def _become(function, arguments, files: list[str], folder: Path, environment: dict[str, str]) -> None:
+def _become(function, arguments, files: list[str], environment: dict[str, str]) -> None:
     for number, (name, file) in enumerate(zip(("stdout", "stderr"), files), 1):
         os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY), number)
         setattr(sys, name, open(number, "w", encoding="utf-8", buffering=1, closefd=False))  # noqa: SIM115  # pytest's are elsewhere
-    os.chdir(folder)
+    os.chdir(ROOT)
     os.environ.update(environment)
     function(*arguments)
 
@@ -274,21 +272,14 @@ def toy_data(tmp_path_factory) -> Path:
 
 
 def make_toy_data(folder: Path) -> None:
-    """With fairseq-preprocess in a fork of this process, which imports fairseq for other tests anyway."""
     from specdec_plugins.commands import prepare
-    from specdec_plugins.commands.preparation import steps
-
-    def preprocess(command, cwd, stdout, **_):
-        result = run_forked(_run_fairseq, command[2].removeprefix("fairseq_cli."), command[3:], folder=cwd)
-        stdout.write(result.stdout + result.stderr)
-        return result
 
     text = folder / "text"
     run_python("data/toy.py", "--output", text, "--train", 300, "--valid", 40, "--test", 20)
     prefixes = [item for split in ("train", "valid", "test") for item in (f"--{split}", text / split)]
     options = ["--source-lang", "xa", "--target-lang", "xb", *prefixes, "--bpe-operations", 200, "--max-ratio", 0, "--workers", 1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps.subprocess, "run", preprocess)
+        patch.setattr(sys, "executable", fast_python())
         assert prepare.main([*map(str, options), "--output", str(folder / "data")]) == 0
 
 

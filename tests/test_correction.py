@@ -1,15 +1,13 @@
 """The corpus of corrections: which errors are put into captions, and the script from a folder of captions to a data set."""
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
+from functools import partial
 from random import Random
 
 import correction
 import pytest
-from conftest import ROOT
+from conftest import run_script
 
 from specdec_plugins.training import presets
 
@@ -106,11 +104,7 @@ def test_passages_keep_all_captions_in_order():
     assert sum(source == target for source, target in pairs) == made["passages without"] > 0
 
 
-def script(*arguments):
-    """Run data/correction.sh."""
-    command = ["sh", str(ROOT / "data/correction.sh"), *map(str, arguments)]
-    environment = {**os.environ, "PYTHON": sys.executable}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+script = partial(run_script, "correction.sh")
 
 
 def captions(folder, **lines):

@@ -1,8 +1,5 @@
 """Long documents: the corpus made of captions."""
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from random import Random
 from types import SimpleNamespace
@@ -10,7 +7,7 @@ from types import SimpleNamespace
 import long_captions as captions
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, run_script
 
 from specdec_plugins.formats.folder import load_folder
 
@@ -89,10 +86,8 @@ def test_a_folder_of_captions_becomes_a_data_set_with_a_model_to_go_on_from(tmp_
         for lang, text in (("en", "A dog runs."), ("de", "Ein Hund rennt.")):
             (local / f"{split}.{lang}").write_text(f"{text}\n" * lines)
     (tmp_path / "mono.en").write_text("A cat sleeps.\n" * 400)
-    command = ["sh", str(ROOT / "data" / "long.sh"), "--local", str(local), "--mono", str(tmp_path / "mono.en")]
-    command += ["--output", str(output)]
-    environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-    assert subprocess.run(command, env=environment, capture_output=True, text=True, check=False).returncode == 0
+    others = ["--mono", tmp_path / "mono.en", "--output", output]
+    assert run_script("long.sh", "--local", local, *others).returncode == 0
     assert len((output / "raw" / "train.en").read_text().split()) == 40 * 3 * len(captions.SIZES)
     text = (output / "raw" / "train.en").read_text()
     assert "A dog runs. A cat sleeps." in text and text.count("cat") > text.count("dog") > 0
@@ -102,9 +97,7 @@ def test_a_folder_of_captions_becomes_a_data_set_with_a_model_to_go_on_from(tmp_
     assert start["optimizer_history"][0]["num_updates"] == 0 and start["args"].encoder_layers == 4
     assert (output / "bin" / "dict.en.txt").read_text() == (ROOT / "data" / "demo.en-de" / "dict.en.txt").read_text()
 
-    missing = subprocess.run(
-        [*command[:3], str(tmp_path / "none"), *command[4:]], env=environment, capture_output=True, text=True
-    )
+    missing = run_script("long.sh", "--local", tmp_path / "none", *others)
     assert missing.returncode == 1 and missing.stderr.splitlines() == [
         f"data/long_captions.py: --local {tmp_path / 'none'}: no such folder"
     ]

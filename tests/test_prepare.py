@@ -22,7 +22,7 @@ import corpora
 import generated
 import pytest
 import toy
-from conftest import ROOT
+from conftest import ROOT, run_script
 
 from specdec_plugins.commands import prepare
 from specdec_plugins.commands.preparation import pairs as pairs_of_lines
@@ -403,13 +403,6 @@ def load_both_ways(folder: Path, langs: tuple[str, str], split: str = "test") ->
     return first
 
 
-def script(name: str, *options: str) -> subprocess.CompletedProcess:
-    """Run a script of data/."""
-    environment = os.environ | {"PYTHON": sys.executable}
-    command = ["sh", str(ROOT / "data" / name), *options]
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
-
-
 @pytest.mark.long
 def test_multi30k_and_reuse_of_its_codes(tmp_path):
     multi30k, local = conftest.corpus("multi30k"), tmp_path / "local"
@@ -420,7 +413,7 @@ def test_multi30k_and_reuse_of_its_codes(tmp_path):
         (local / f"val.{lang}").write_text("".join(f"{line}\n" for line in lines[400:420]))  # the published name
         (local / f"test2016.{lang}").write_bytes((multi30k / f"test2016.{lang}").read_bytes())  # the short one
     first = tmp_path / "first"
-    result = script("multi30k.sh", "--local", str(local), "--output", str(first), "--bpe-operations", "300")
+    result = run_script("multi30k.sh", "--local", str(local), "--output", str(first), "--bpe-operations", "300")
     assert result.returncode == 0 and result.stderr == "", result.stderr
     assert (first / "raw/test.de").read_bytes() == (multi30k / "test2016.de").read_bytes()
     one, other = load_both_ways(first, ("en", "de"))
@@ -476,7 +469,7 @@ def test_wmt14_from_folder_and_archives(tmp_path):
     for side, lang in (("src", "en"), ("ref", "de")):
         (local / f"newstest2014-deen-{side}.{lang}.sgm").write_text(sgm(text(f"{lang} &amp; co")))
     output = tmp_path / "out"
-    result = script("wmt14.en-de.sh", "--local", str(local), "--output", str(output), "--bpe-operations", "20")
+    result = run_script("wmt14.en-de.sh", "--local", str(local), "--output", str(output), "--bpe-operations", "20")
     assert result.returncode == 0 and "tok train: 36 pairs" in result.stdout, result.stderr
     assert list(read_lines(output / "raw/valid.de")) == text("de")
     assert list(read_lines(output / "raw/test.en")) == text("en &amp; co")  # as sacreBLEU has it

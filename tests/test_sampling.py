@@ -314,7 +314,7 @@ WAYS = [
 ]
 SENTENCES = [(2_000, 2_000, *way) for way in WAYS]
 SENTENCES += [pytest.param(100_000, 4_000, *way, marks=pytest.mark.long) for way in WAYS]
-SENTENCES += [pytest.param(2_000, 1, *way, marks=pytest.mark.long) for way in WAYS[:2]]
+SENTENCES += [pytest.param(600, 1, *way, marks=pytest.mark.long) for way in WAYS[:2]]
 
 
 @pytest.mark.parametrize("count, rows, rule, warping, drafting", SENTENCES)

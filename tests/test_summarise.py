@@ -1,17 +1,16 @@
 """Summarisation: byte-level BPE, lengths and repeats, the corpus's script, BART's models, the whole pipeline on a miniature."""
 
 import json
-import os
 import random
 import re
-import subprocess
 import sys
 from argparse import Namespace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, run_python
+from conftest import ROOT, run_python, run_script
 from naive import logits, repeating
 from support import engine_model, shaken
 from test_prepare import archive
@@ -213,10 +212,7 @@ def articles(folder, **counts):
     return folder
 
 
-def cnndm(*arguments):
-    command = ["sh", ROOT / "data/cnndm.sh", *map(str, arguments)]
-    environment = {**os.environ, "PYTHON": sys.executable}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+cnndm = partial(run_script, "cnndm.sh")
 
 
 def test_articles_are_generated_alike(tmp_path):

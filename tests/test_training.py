@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from conftest import ROOT, run_fairseq, run_python
+from conftest import ROOT, fast_python, run_fairseq, run_python
 
 from specdec_plugins.commands import pack
 from specdec_plugins.formats import checkpoint
@@ -173,7 +173,8 @@ def test_malicious_checkpoint_is_not_run_by_fairseq(toy_data, tmp_path):
 
 def run_train_sh(*arguments, check=True, **environment):
     command = ["bash", ROOT / "train.sh", *map(str, arguments)]
-    how = {"cwd": "/", "env": {**os.environ, **environment}, "capture_output": True, "text": True, "timeout": 600}
+    environment = {**os.environ, "PYTHON": fast_python(), **environment}
+    how = {"cwd": "/", "env": environment, "capture_output": True, "text": True, "timeout": 600}
     result = subprocess.run(command, check=False, **how)
     assert not check or result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
     return result
