@@ -24,15 +24,8 @@ logging.getLogger("fairseq").setLevel(logging.WARNING)
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
-# Files whose tests take a minute or more. They come first, or a process would still run one of them when the others are through.
-SLOWEST = (
-    "test_training.py",
-    "test_summarise.py",
-    "test_benchmark.py",
-    "test_protected.py",
-    "test_corpus.py",
-    "test_token_ids.py",
-)
+# Files with long tests of half a minute or more, the longest first, or a process would still run one when the other is through.
+SLOWEST = ("container", "benchmark", "draft", "training", "summarise", "corpora_ray", "serve", "protected", "token_ids", "corpus")
 
 
 collect_ignore: list[str] = []
@@ -43,7 +36,8 @@ if find_spec("torch") is None:  # the base install: what it can run; specdec-pre
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in SLOWEST or not item.get_closest_marker("long"))
+    order = {f"test_{name}.py": number for number, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: order.get(item.path.name, 99) if item.get_closest_marker("long") else 99)
 
 
 def pytest_collection_finish() -> None:

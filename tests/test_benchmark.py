@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, run_python
+from conftest import ROOT, fast_python, run_python
 
 from specdec_plugins.commands import benchmark
 from specdec_plugins.measure import machine, processes, runs, tables
@@ -166,7 +166,8 @@ def test_the_gpu_script_on_a_cpu(tmp_path, bare):
     for name in ("fairseq", "ctranslate2", "sacremoses", "subword_nmt", "sacrebleu", "jinja2") if bare else ():
         (hidden / name).mkdir(parents=True)
         (hidden / name / "__init__.py").write_text(f"raise ImportError('{name} is hidden')\n")
-    found = gpu_script(tmp_path / "out", "--device", "cpu", "--python", sys.executable, PYTHONPATH=str(hidden))
+    python = sys.executable if bare else fast_python()
+    found = gpu_script(tmp_path / "out", "--device", "cpu", "--python", python, PYTHONPATH=str(hidden))
     assert found.returncode == 0, found.stdout + found.stderr
     *measured, summary = map(json.loads, (tmp_path / "out" / "results.jsonl").read_text().splitlines())
     parts = {row["part"]: row["result"] for row in summary["rows"]}

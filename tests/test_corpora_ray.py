@@ -164,7 +164,7 @@ def cluster():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("actors", [1, 2, 4])
+@pytest.mark.parametrize("actors", [1, 4])
 def test_any_number_of_actors_writes_the_output_of_translate(cluster, actors, tmp_path):
     text = (ROOT / "data" / "demo.txt").read_text(encoding="utf-8")
     (tmp_path / "in.txt").write_text(text)
