@@ -580,29 +580,6 @@ def waited(condition):
         time.sleep(0.002)
 
 
-@pytest.mark.long
-def test_hundreds_of_requests_a_tenth_leaves(served):
-    def one(number):
-        options, lines = OPTIONS[number % len(OPTIONS)], LINES[number % 7 : number % 7 + 1 + number % 3]
-        if number % 10 == 9:
-            client = socket.create_connection(("127.0.0.1", served.port))
-            body = json.dumps({"text": lines, **options})
-            client.sendall(
-                f"POST /v1/translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body.encode())}\r\n"
-                f"content-type: application/json\r\n\r\n{body}".encode()
-            )
-            time.sleep(number % 7 / 100)
-            client.close()
-            return None
-        return lines, options, served.post(text=lines, target="de", **options)
-
-    with ThreadPoolExecutor(48) as pool:
-        found = list(pool.map(one, range(400)))
-    for lines, options, (status, content) in filter(None, found):
-        assert status == 200 and [each["text"] for each in outputs(content)] == [each.text for each in expected(lines, options)]
-    waited(lambda: not any(desk.owners for desk in served.service.models[0].served.line.desks))
-
-
 class Command(Served):
     """The command in a process of its own, once it listens, on a free port. It logs to a file: a full pipe would stop it."""
 
