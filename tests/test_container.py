@@ -57,7 +57,7 @@ class Image:
         """Run a command with the network and the proxies of this process, as podman does, and its settings of pip."""
         mounts = f"mount -t proc proc {self.root}/proc; mount --bind {CACHE} {self.root}/var/cache/apt/archives"
         given = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy") or name.startswith("PIP_")}
-        given["CFLAGS"] = "-O1 -g0"  # a third of the time
+        given["CFLAGS"] = "-O1 -g0"  # compiles in 0.4 (generic) to 0.7 (avx512) of the time of -O3
         inside = f"cd {self.folder} && {command}"
         shell = f"set -e; {mounts}; exec chroot {self.root} /bin/sh -ec {shlex.quote(inside)}"
         done = subprocess.run([*ISOLATED, "sh", "-c", shell], env=given | self.environment, capture_output=True, text=True)
