@@ -40,6 +40,7 @@ def serve(python: str, listener: socket.socket) -> None:
     logging.disable()
     for name in ("train", "validate", "generate", "preprocess", "score"):  # the first one says how to log
         importlib.import_module(f"fairseq_cli.{name}")
+    importlib.import_module("torch._dynamo")  # as every optimizer does, for half of a short training's time
     logging.disable(logging.NOTSET)
     sys.executable = python  # what its processes start starts at once, too
     while listener in select.select([sys.stdin, listener], [], [])[0]:

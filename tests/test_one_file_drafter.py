@@ -34,6 +34,7 @@ def train(data, folder, updates, *options):
         *"--max-tokens 1024 --optimizer adam --lr 5e-3 --lr-scheduler fixed --log-format json --log-interval 10".split(),
         *"--num-workers 0 --required-batch-size-multiple 1 --seed 1".split(),
         *options,
+        PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}",
     )
 
 
