@@ -208,11 +208,11 @@ def run_python(
     return result
 
 
-def run_script(name: str, *arguments, check: bool = False) -> subprocess.CompletedProcess:
+def run_script(name: str, *arguments) -> subprocess.CompletedProcess:
     """Run a shell script of data/."""
     command = ["sh", str(ROOT / "data" / name), *map(str, arguments)]
     environment = {**os.environ, "PYTHON": fast_python() if find_spec("fairseq") else sys.executable}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=check)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @functools.cache
