@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -278,12 +279,12 @@ def test_drafters_on_the_frozen_verifier(toy_data, tmp_path):
 
 
 def test_a_corpus_of_ones_own(toy_data, tmp_path):
-    """The preset ``small`` prepares any text; its models are stock fairseq's and ours, of its shape."""
+    """The preset ``small`` prepares any text; its models are stock fairseq's and ours, of its shape. Python starts as usual."""
     run_train_sh("small.xb-xa", "data", "--local", toy_data / "raw", "--output", tmp_path)
     lines = [len((tmp_path / f"data/bpe/test.{lang}").read_text().splitlines()) for lang in ("xa", "xb")]
     assert lines == [len((toy_data / "raw/test.xa").read_text().splitlines())] * 2
     options = ["--updates", 1, "--", "--encoder-layers", 1, "--max-tokens", 300]
-    run_train_sh("small.xb-xa", "verifier", "--output", tmp_path, *options)
+    run_train_sh("small.xb-xa", "verifier", "--output", tmp_path, *options, PYTHON=sys.executable)
     weights = checkpoint.load(tmp_path / "verifier.pt")["model"]
     assert "decoder.layers.3.fc1.weight" in weights and "encoder.layers.1.fc1.weight" not in weights
     assert "encoder.layer_norm.weight" in weights, "norms come before the layers"
