@@ -29,6 +29,7 @@ class VerifierEntry:
     aliases: Mapping[str, str] = field(default_factory=dict)
     sinusoidal: tuple[str, ...] = ()
     fingerprint: str | None = None  # spares hashing the weights at every load
+    packed: Mapping[str, str] = field(default_factory=dict)  # file names by data type: packed.py
 
 
 @dataclass(frozen=True)

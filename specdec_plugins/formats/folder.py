@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_plugins.formats import checkpoint, description, drafter_folder, fairseq, hub, huggingface, spec, tensors
+from specdec_plugins.formats import checkpoint, description, drafter_folder, fairseq, hub, huggingface, packed, spec, tensors
 from specdec_plugins.formats.arrays import WEIGHT_DTYPES, Arrays, address, array, equal
 from specdec_plugins.formats.code import refuse_own_code
 from specdec_plugins.formats.description import CodecEntry, Description, DrafterEntry, VerifierEntry, codec_entry, read_json
@@ -217,7 +217,10 @@ def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False) 
         del stored["shared"]
         known = any(each.verifier is not None for each in pair.drafters)
         mark = spec.fingerprint(pair.verifier) if known else None
-        verifier = VerifierEntry(spec=pair.verifier.spec, fingerprint=mark, **stored)
+        files = {dtype: f"verifier.{dtype}.safetensors" for dtype in pair.verifier.packed}
+        for dtype, name in files.items():
+            packed.write(temporary / name, pair.verifier.packed[dtype])
+        verifier = VerifierEntry(spec=pair.verifier.spec, fingerprint=mark, packed=files, **stored)
         drafters = [
             _store_drafter(temporary, f"drafter{f'-{number}' * (number > 1)}", each, pair.verifier, half)
             for number, each in enumerate(pair.drafters if pair.drafter else (), 1)
@@ -312,7 +315,8 @@ def _inside(folder: Path, name: str, most: int | None = None) -> Path:
 
 def _load_models(folder: Path, described: Description) -> tuple[Model, tuple[DrafterModel, ...]]:
     entry = described.verifier
-    verifier = Model(entry.spec, _load_tensors(folder, "verifier", entry, {}))
+    files = {dtype: packed.read(_inside(folder, name)) for dtype, name in entry.packed.items()}
+    verifier = Model(entry.spec, _load_tensors(folder, "verifier", entry, {}), files)
     return verifier, tuple(_load_drafter(folder, each, verifier) for each in described.drafters)
 
 
