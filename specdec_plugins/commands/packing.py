@@ -32,7 +32,7 @@ def packed(pair: Pair, dtypes: Sequence[str], calibration: Path | None, language
     for dtype in dtypes:
         rounded = calibrated(pair, calibration, languages) if calibration and dtype == "int4" else None
         model = CpuModel(verifier, Engine(1), dtype, rounded=rounded)
-        made[dtype] = {name: each.panels.copy() for name, each in model.linears.items()}
+        made[dtype] = {name: each.panels for name, each in model.linears.items()}
     return replace(pair, verifier=replace(pair.verifier, packed=made))
 
 

@@ -107,8 +107,8 @@ def panel_bytes(inputs: int, dtype: str) -> int:
 def panels_fault(panels: np.ndarray, outputs: int, inputs: int, dtype: str) -> str | None:
     """Why these cannot be a linear layer's panels; None if they can. Any weights are safe, biases and scales must be finite."""
     size = -(-outputs // TILE) * panel_bytes(inputs, dtype)
-    if panels.dtype != np.uint8 or panels.shape != (size,) or address(panels) % 4:
-        return f"has {panels.nbytes:,} bytes, not {size:,}"
+    if panels.dtype != np.uint8 or panels.shape != (size,):
+        return f"is {panels.dtype} {panels.shape}, not uint8 ({size},)"
     rows = panels.reshape(-1, panel_bytes(inputs, dtype))
     numbers = rows[:, -TRAILER:].view(np.float32)
     if dtype == GROUPS:
@@ -152,7 +152,7 @@ class NativeLinear(Handle):
         made = cls.__new__(cls)
         if panels.nbytes < COPIED:
             made._make(outputs, inputs, dtype, library)
-            made.panels[:] = panels
+            made._memory()[:] = panels
         else:
             made._make(outputs, inputs, dtype, library, panels)
         return made
@@ -166,7 +166,11 @@ class NativeLinear(Handle):
 
     @property
     def panels(self) -> np.ndarray:
-        """The packed weights (bytes,), the same for all instruction sets, as long as the layer lives."""
+        """A copy of the packed weights (bytes,), which are the same for all instruction sets."""
+        return self._memory().copy()
+
+    def _memory(self) -> np.ndarray:
+        """As long as the layer lives."""
         size = integers([0])
         first = self.library.specdec_panels(self.pointer, start(size))
         return np.ctypeslib.as_array((ctypes.c_uint8 * size[0]).from_address(first))
