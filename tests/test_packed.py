@@ -14,8 +14,9 @@ from test_kernels import variant  # noqa: F401
 
 from specdec_plugins.commands import pack
 from specdec_plugins.decoding import compiled
-from specdec_plugins.decoding.backends.cpu import binding, gptq
-from specdec_plugins.decoding.backends.cpu.binding import GROUP, GROUPS, TILE, TRAILER, Engine, NativeLinear
+from specdec_plugins.decoding.backends.cpu import gptq, panels
+from specdec_plugins.decoding.backends.cpu.binding import GROUP, GROUPS, TILE, Engine, NativeLinear
+from specdec_plugins.decoding.backends.cpu.panels import TRAILER
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.translator import Translator
 
@@ -59,40 +60,40 @@ def test_kernels_take_rounded_weights_as_they_are(variant):  # noqa: F811
 
 
 @pytest.mark.parametrize("dtype", ["int8", GROUPS])
-@pytest.mark.parametrize("copied", [0, binding.COPIED])
+@pytest.mark.parametrize("copied", [0, panels.COPIED])
 def test_panels_make_the_same_layer(dtype, copied, variant, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(binding, "COPIED", copied)
+    monkeypatch.setattr(panels, "COPIED", copied)
     rng = np.random.default_rng(2)
     weight, bias, x = (rng.normal(size=shape).astype(np.float32) for shape in ((70, 96), 70, (5, 96)))
     linear = NativeLinear(weight, bias, dtype)
-    panels = linear.panels
-    again = NativeLinear.of_panels(panels, 70, 96, dtype)
-    assert np.array_equal(again(Engine(1), x), linear(Engine(1), x)) and again.weight_bytes == linear.weight_bytes == len(panels)
-    panels[:] = 0
+    stored = panels.panels_of(linear)
+    again = panels.linear_of(stored, 70, 96, dtype)
+    assert np.array_equal(again(Engine(1), x), linear(Engine(1), x)) and again.weight_bytes == linear.weight_bytes == len(stored)
+    stored[:] = 0
     assert np.array_equal(again(Engine(1), x), linear(Engine(1), x)) == bool(copied)
 
 
 @pytest.mark.parametrize("dtype", ["int8", GROUPS])
 def test_untrusted_panels(dtype, variant):  # noqa: F811
     """Any weights are computed with, -128 among them; other sizes, and biases and scales that are not finite, are refused."""
-    panels = NativeLinear(np.ones((40, 64), np.float32), np.ones(40, np.float32), dtype).panels
-    wild = panels.copy()
+    stored = panels.panels_of(NativeLinear(np.ones((40, 64), np.float32), np.ones(40, np.float32), dtype))
+    wild = stored.copy()
     wild[: TILE * GROUP // 2] = 0
-    assert np.isfinite(NativeLinear.of_panels(wild, 40, 64, dtype)(Engine(1), np.ones((3, 64), np.float32))).all()
+    assert np.isfinite(panels.linear_of(wild, 40, 64, dtype)(Engine(1), np.ones((3, 64), np.float32))).all()
     for shape in ((40, 32), (40, 96), (64 + TILE, 64), (32, 64)):
         with pytest.raises(ValueError, match=r"^is uint8 \(\d+,\), not uint8 \(\d+,\)$"):
-            NativeLinear.of_panels(panels, *shape, dtype)
+            panels.linear_of(stored, *shape, dtype)
     for number in (np.inf, -np.inf, np.nan):
         for place in (-TRAILER, -4):
-            bad = panels.copy()
+            bad = stored.copy()
             bad[place:][:4] = np.array([number], np.float32).view(np.uint8)
-            with pytest.raises(ValueError, match="^has biases or scales that are not finite$"):
-                NativeLinear.of_panels(bad, 40, 64, dtype)
+            with pytest.raises(ValueError, match=r"^has biases or scales that are not finite$"):
+                panels.linear_of(bad, 40, 64, dtype)
     if dtype == GROUPS:
-        bad = panels.copy()
+        bad = stored.copy()
         bad[GROUP * TILE // 2 :][:2] = np.array([0x7F80], np.uint16).view(np.uint8)
-        with pytest.raises(ValueError, match="^has scales that are not finite$"):
-            NativeLinear.of_panels(bad, 40, 64, dtype)
+        with pytest.raises(ValueError, match=r"^has scales that are not finite$"):
+            panels.linear_of(bad, 40, 64, dtype)
 
 
 @pytest.fixture(scope="module")
@@ -153,8 +154,14 @@ def damaged(packed, folder, change):
     ("change", "message"),
     [
         (lambda header: header.update(other=header.pop("decoder.layers.0.fc2")), "decoder.layers.0.fc2 is missing"),
-        (lambda header: header.update(other=header.pop("layout")), "int8.safetensors: packed by another version; pack the folder"),
-        (lambda header: header["decoder.layers.0.fc1"].update(dtype="I8"), r"decoder.layers.0.fc1 is int8 \(1280,\), not uint8 \("),
+        (
+            lambda header: header.update(other=header.pop("layout")),
+            "int8.safetensors: packed by another version; pack the folder",
+        ),
+        (
+            lambda header: header["decoder.layers.0.fc1"].update(dtype="I8"),
+            r"decoder.layers.0.fc1 is int8 \(1280,\), not uint8 \(",
+        ),
     ],
 )
 def test_damaged_folders_are_refused(folders, tmp_path, change, message):

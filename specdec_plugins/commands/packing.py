@@ -10,6 +10,7 @@ from specdec_plugins.commands.draft_text import requests_of
 from specdec_plugins.decoding.backends.cpu import gptq
 from specdec_plugins.decoding.backends.cpu.binding import Engine
 from specdec_plugins.decoding.backends.cpu.model import CpuModel, obstacles
+from specdec_plugins.decoding.backends.cpu.panels import panels_of
 from specdec_plugins.decoding.loading import checked
 from specdec_plugins.extras import needed
 from specdec_plugins.formats.folder import Pair
@@ -32,7 +33,7 @@ def packed(pair: Pair, dtypes: Sequence[str], calibration: Path | None, language
     for dtype in dtypes:
         rounded = calibrated(pair, calibration, languages) if calibration and dtype == "int4" else None
         model = CpuModel(verifier, Engine(1), dtype, rounded=rounded)
-        made[dtype] = {name: each.panels for name, each in model.linears.items()}
+        made[dtype] = {name: panels_of(each) for name, each in model.linears.items()}
     return replace(pair, verifier=replace(pair.verifier, packed=made))
 
 

@@ -1,5 +1,5 @@
-"""Linear layers packed for the CPU kernels, in a file of a model folder: panels, the same for all instruction sets, by the name of
-a layer's first projection. Untrusted: the kernels' side checks their sizes and scales (`NativeLinear.of_panels`)."""
+"""Linear layers packed for the CPU kernels, in a file of a model folder: panels, the same for all instruction sets, by the name
+of a layer's first projection. Untrusted: the kernels' side checks sizes and scales (`panels_fault`)."""
 
 from pathlib import Path
 

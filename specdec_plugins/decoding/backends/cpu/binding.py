@@ -21,7 +21,6 @@ from typing import Any, overload
 import numpy as np
 
 from specdec_plugins.decoding.compiled import Library, kernels
-from specdec_plugins.formats.arrays import BFLOAT16, all_finite
 from specdec_plugins.formats.arrays import address as address_of
 from specdec_plugins.formats.arrays import array as array_of
 from specdec_plugins.formats.files import Mapped
@@ -39,8 +38,6 @@ NORMS = {"after": 0, "before": 1, "both": 2}
 TABLES = {"float32": 0, "bfloat16": 1, "float16": 2}  # data types of embeddings that passes read
 WIDENED = 1 << 14  # weights that are packed, and widened to float32 for it, at a time: they stay in the cache
 TILE = 32  # outputs computed together; all widths except the vocabulary's are multiples of it
-TRAILER = 8 * TILE  # bytes of a panel's biases and scales
-COPIED = 1 << 20  # bytes of panels up to which they are copied: memory of our own has huge pages
 
 
 class Handle:
@@ -99,25 +96,6 @@ def widened(weight: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         mapped.read(address(part), part.nbytes)
 
 
-def panel_bytes(inputs: int, dtype: str) -> int:
-    """Of `TILE` outputs: their weights, biases and scales."""
-    return TILE * int(inputs * WEIGHT_BYTES[dtype]) + TRAILER
-
-
-def panels_fault(panels: np.ndarray, outputs: int, inputs: int, dtype: str) -> str | None:
-    """Why these cannot be a linear layer's panels; None if they can. Any weights are safe, biases and scales must be finite."""
-    size = -(-outputs // TILE) * panel_bytes(inputs, dtype)
-    if panels.dtype != np.uint8 or panels.shape != (size,):
-        return f"is {panels.dtype} {panels.shape}, not uint8 ({size},)"
-    rows = panels.reshape(-1, panel_bytes(inputs, dtype))
-    numbers = rows[:, -TRAILER:].view(np.float32)
-    if dtype == GROUPS:
-        groups = rows[:, :-TRAILER].reshape(len(rows), -1, GROUP * TILE // 2 + 2 * TILE)
-        if not all_finite(groups[..., GROUP * TILE // 2 :].copy().view(BFLOAT16)):
-            return "has scales that are not finite"
-    return None if all_finite(numbers.copy()) else "has biases or scales that are not finite"
-
-
 class NativeLinear(Handle):
     """A linear layer's packed weights, for passes on engines of the same ``library``."""
 
@@ -135,45 +113,20 @@ class NativeLinear(Handle):
         if weight.ndim != 2 or weight.shape[1] % TILE or (bias is not None and bias.shape != weight.shape[:1]):
             shapes = [None if each is None else tuple(each.shape) for each in (weight, bias)]
             raise ValueError(f"weight and bias of a linear layer are {shapes}, not (O, I) and (O,) with I a multiple of {TILE}")
-        self._make(*weight.shape, dtype, library)
+        self.make(*weight.shape, dtype, library)
         biases, scales = (None if each is None else floats(each) for each in (bias, scales))
         for first, part in widened(weight):
             own, steps = (None if each is None else each[first : first + len(part)] for each in (biases, scales))
             self.library.specdec_pack(self.pointer, address(part), address(own), address(steps), first, len(part))
 
-    @classmethod
-    def of_panels(
-        cls, panels: np.ndarray, outputs: int, inputs: int, dtype: str, library: Library | None = None
-    ) -> "NativeLinear":
-        """A layer of ``panels`` as `panels` returns them, untrusted. They are read where they are, perhaps in a mapped file; few
-        are copied. Raises ValueError."""
-        if fault := panels_fault(panels, outputs, inputs, dtype):
-            raise ValueError(fault)
-        made = cls.__new__(cls)
-        if panels.nbytes < COPIED:
-            made._make(outputs, inputs, dtype, library)
-            made._memory()[:] = panels
-        else:
-            made._make(outputs, inputs, dtype, library, panels)
-        return made
-
-    def _make(self, outputs: int, inputs: int, dtype: str, library: Library | None, packed: np.ndarray | None = None) -> None:
+    def make(self, outputs: int, inputs: int, dtype: str, library: Library | None, packed: np.ndarray | None = None) -> None:
+        """Of ``packed`` panels, which are read where they are (panels.py); None: with memory of its own, to be filled."""
         if inputs > MOST_INPUTS.get(dtype, inputs):
             raise ValueError(f"a linear layer of {inputs:,} inputs; {dtype} weights have at most {MOST_INPUTS[dtype]:,}")
         self.outputs, self.inputs, self._packed = outputs, inputs, packed
         super().__init__(library or kernels(), "linear", outputs, inputs, KINDS[dtype], address(packed))
-        self.weight_bytes = -(-outputs // TILE) * panel_bytes(inputs, dtype)
-
-    @property
-    def panels(self) -> np.ndarray:
-        """A copy of the packed weights (bytes,), which are the same for all instruction sets."""
-        return self._memory().copy()
-
-    def _memory(self) -> np.ndarray:
-        """As long as the layer lives."""
-        size = integers([0])
-        first = self.library.specdec_panels(self.pointer, start(size))
-        return np.ctypeslib.as_array((ctypes.c_uint8 * size[0]).from_address(first))
+        padded = -(-self.outputs // TILE) * TILE
+        self.weight_bytes = padded * int(self.inputs * WEIGHT_BYTES[dtype] + 8)  # 8: bias and scale
 
     def __call__(self, engine: Engine, x: np.ndarray) -> np.ndarray:
         """(N, I) -> (N, O)"""

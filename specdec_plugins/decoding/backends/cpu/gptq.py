@@ -11,15 +11,15 @@ from specdec_plugins.decoding.backends.cpu.binding import GROUP
 LEAST, MOST = -8, 7  # of an int4 weight
 DAMPING = 0.01  # of the mean square of the inputs, added to each: the paper's
 BLOCK = 64  # inputs whose errors are fed back to all later ones at once
-# What is tried as a scale: the group's largest weight becomes LEAST or MOST, or is cut off, which leaves more steps for the others.
+# What is tried as a scale: the group's largest weight becomes LEAST or MOST, or is cut off, so that others have more steps.
 SIGNED = [(1 - 0.05 * part) / most for part in range(11) for most in (LEAST, MOST)]
 
 
 def rounded(weight: np.ndarray, moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A weight (O, I) rounded, and its scales (O, I / G), for inputs x with the second ``moments`` (I, I), the sum or mean of x x'.
+    """A weight (O, I) rounded, and its scales (O, I / G), for inputs x with the second ``moments`` (I, I): the sum of x x'.
 
-    Inputs are taken in the order of their size, the largest first. Each one's rounding error is made up for by the weights of those
-    that follow (the paper's equation 2, by the Cholesky factor of the inverse moments). Scales are those of the weights as given.
+    Inputs are taken by size, the largest first. Each one's rounding error is made up for by the weights of those that follow (the
+    paper's equation 2, by the Cholesky factor of the inverse moments). Scales are those of the weights as given.
     """
     scales = scales_of(weight)
     steps = np.repeat(scales, GROUP, 1).astype(np.float64)

@@ -20,13 +20,13 @@ from specdec_plugins.decoding.backends.cpu.binding import (
     floats,
     mapped,
 )
+from specdec_plugins.decoding.backends.cpu.panels import linear_of
 from specdec_plugins.decoding.loading import COPY, DRAFT_VOCABULARY, SUCCESSOR, spread
 from specdec_plugins.formats.arrays import Arrays
 from specdec_plugins.formats.positions import buckets, rotations
 from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.model import spec as parts
 from specdec_plugins.model.spec import ModelSpec, SideSpec
-
 
 # Rounds a linear layer's weight (O, I), and returns its scales, too, by the name of the first of its projections.
 Rounded = Mapping[str, Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]]
@@ -65,7 +65,7 @@ class Weights:
             if name not in self.stored:
                 raise ValueError(f"packed weights: {name} is missing")
             try:
-                made = NativeLinear.of_panels(self.stored[name], sum(map(len, weights)), weights[0].shape[1], kind, library)
+                made = linear_of(self.stored[name], sum(map(len, weights)), weights[0].shape[1], kind, library)
             except ValueError as error:
                 raise ValueError(f"packed weights: {name} {error}") from None
         else:
