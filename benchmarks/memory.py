@@ -68,7 +68,8 @@ def main() -> int:
             rows.append({"folder": folder, "dtype": dtype, **row})
             print(
                 f"{folder} {dtype}: loaded in {row['seconds']:.1f} s; packed {row['packed']:,.0f} MiB; "
-                f"peak {row['loaded']:,.0f} MiB when loaded, {row['decoded']:,.0f} after decoding; torch alone {row['bare']:,.0f}",
+                f"peak {row['loaded']:,.0f} MiB when loaded, {row['decoded']:,.0f} after decoding; "
+                f"torch alone {row['bare']:,.0f}",
                 flush=True,
             )
     print(json.dumps({"benchmark": "memory", "rows": rows}))

@@ -113,7 +113,8 @@ class NativeLinear(Handle):
         if weight.ndim != 2 or weight.shape[1] % TILE or (bias is not None and bias.shape != weight.shape[:1]):
             shapes = [None if each is None else tuple(each.shape) for each in (weight, bias)]
             raise ValueError(f"weight and bias of a linear layer are {shapes}, not (O, I) and (O,) with I a multiple of {TILE}")
-        self.make(*weight.shape, dtype, library)
+        outputs, inputs = weight.shape
+        self.make(outputs, inputs, dtype, library)
         biases, scales = (None if each is None else floats(each) for each in (bias, scales))
         for first, part in widened(weight):
             own, steps = (None if each is None else each[first : first + len(part)] for each in (biases, scales))
