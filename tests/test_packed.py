@@ -103,9 +103,9 @@ def folders(tmp_path_factory):
     build(base)
     text = base / "text"
     text.write_text("\n".join(LINES) + "\n")
-    options = ["--verifier", base / "several", "--dtype", "int8", "int4", "--calibrate", text, "--output", base / "packed"]
+    options = ["--verifier", base / "several", "--dtype", "int8", "int4", "--calibrate", text, "--output", base / "calibrated"]
     assert pack.main([*map(str, options)]) == 0
-    return base / "several", base / "packed"
+    return base / "several", base / "calibrated"
 
 
 def translated(folder, **settings):
