@@ -89,7 +89,12 @@ def test_untrusted_panels(dtype, variant):  # noqa: F811
             bad[place:][:4] = np.array([number], np.float32).view(np.uint8)
             with pytest.raises(ValueError, match=r"^has biases or scales that are not finite$"):
                 panels.linear_of(bad, 40, 64, dtype)
-    if dtype == GROUPS:
+    if dtype == "int8":
+        bad = stored.copy()
+        bad[-4:] = np.array([-1e-6], np.float32).view(np.uint8)
+        with pytest.raises(ValueError, match=r"^has negative scales$"):
+            panels.linear_of(bad, 40, 64, dtype)
+    else:
         bad = stored.copy()
         bad[GROUP * TILE // 2 :][:2] = np.array([0x7F80], np.uint16).view(np.uint8)
         with pytest.raises(ValueError, match=r"^has scales that are not finite$"):

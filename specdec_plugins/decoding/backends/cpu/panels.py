@@ -46,7 +46,8 @@ def _memory(linear: NativeLinear) -> np.ndarray:
 
 
 def panels_fault(panels: np.ndarray, outputs: int, inputs: int, dtype: str) -> str | None:
-    """Why these cannot be a layer's; None if they can. Any weights are safe; biases and scales must be finite."""
+    """Why these cannot be a layer's; None if they can. Any weights are safe. Biases and scales must be finite, and int8's scales
+    not negative, as the screen's bounds count on."""
     each = TILE * int(inputs * WEIGHT_BYTES[dtype]) + TRAILER
     size = -(-outputs // TILE) * each
     if panels.dtype != np.uint8 or panels.shape != (size,):
@@ -56,4 +57,7 @@ def panels_fault(panels: np.ndarray, outputs: int, inputs: int, dtype: str) -> s
         groups = rows[:, :-TRAILER].reshape(len(rows), -1, GROUP_WEIGHTS + 2 * TILE)
         if not all_finite(groups[..., GROUP_WEIGHTS:].copy().view(BFLOAT16)):
             return "has scales that are not finite"
-    return None if all_finite(rows[:, -TRAILER:].copy().view(np.float32)) else "has biases or scales that are not finite"
+    numbers = rows[:, -TRAILER:].copy().view(np.float32)  # biases, then scales
+    if not all_finite(numbers):
+        return "has biases or scales that are not finite"
+    return "has negative scales" if dtype == "int8" and (numbers[:, TILE:] < 0).any() else None

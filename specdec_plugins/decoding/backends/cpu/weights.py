@@ -39,7 +39,8 @@ class Weights:
     def __init__(self, model: Model | DrafterModel, engine: Engine, dtype: str, rounded: Rounded | None = None):
         assert model.spec is not None
         self.stored = None if isinstance(model, DrafterModel) else model.packed.get(dtype)
-        self.rounded, self.linears = rounded or {}, dict[str, NativeLinear]()  # by the name of the first of their projections
+        self.dtype, self.rounded = dtype, rounded or {}
+        self.linears: dict[str, NativeLinear] = {}  # by the name of the first of their projections
         self.tensors: Arrays = model.tensors
         self.spec, self.engine = model.spec, engine
         self.drafts, self.hosts = isinstance(model, DrafterModel), getattr(model, "hosts", 0)
@@ -63,11 +64,11 @@ class Weights:
         library, scales = self.engine.library, None
         if self.stored is not None:
             if name not in self.stored:
-                raise ValueError(f"packed weights: {name} is missing")
+                raise ValueError(f"packed {self.dtype} weights: {name} is missing")
             try:
                 made = linear_of(self.stored[name], sum(map(len, weights)), weights[0].shape[1], kind, library)
             except ValueError as error:
-                raise ValueError(f"packed weights: {name} {error}") from None
+                raise ValueError(f"packed {self.dtype} weights: {name} {error}; pack the folder again") from None
         else:
             if name in self.rounded and kind == GROUPS:
                 weight, scales = self.rounded[name](joined(weights))
