@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Seconds and peak memory of loading a large model and decoding with it, beside a process that only imports torch.
 
-    benchmarks/memory.py [--dtypes int8 float32] [--layers 12 --width 1024 --inner 4096 --heads 16 --vocabulary 256206]
+    benchmarks/memory.py [--dtypes int8 float32] [--packed] [--layers 12 --width 1024 --inner 4096 --heads 16 --vocabulary 256206]
 
-The model has random weights, is stored in float16, and decodes one sentence. "Packed" are the weights as the kernels read them.
+The model has random weights, is stored in float16, and decodes one sentence. "Packed" are the weights as the kernels read them;
+with --packed they are also stored so.
 The last line is JSON.
 """
 
@@ -16,6 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from specdec_plugins.commands import pack  # noqa: E402
 
 SIZES = {"layers": 12, "width": 1024, "inner": 4096, "heads": 16, "vocabulary": 256206}
 
@@ -44,20 +47,29 @@ print(json.dumps({"packed": packed, "bare": bare, "loaded": loaded, "decoded": p
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtypes", nargs="+", default=["int8", "float32"])
+    parser.add_argument("--packed", action="store_true", help="also load a folder that specdec-pack --dtype made")
     for name, size in SIZES.items():
         parser.add_argument(f"--{name}", type=int, default=size)
     options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as place:
         write_folder(options, Path(place))
-        for dtype in options.dtypes:
-            command = [sys.executable, "-c", PROBE, f"{place}/model", dtype]
+        cases = [("model", dtype) for dtype in options.dtypes]
+        if options.packed:
+            stored = [dtype for dtype in options.dtypes if dtype in ("int8", "int4")]
+            status = pack.main(["--verifier", f"{place}/model", "--half", "--dtype", *stored, "--output", f"{place}/packed"])
+            if status:
+                return status
+            cases += [("packed", dtype) for dtype in stored]
+        for folder, dtype in cases:
+            command = [sys.executable, "-c", PROBE, f"{place}/{folder}", dtype]
             done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
             row = json.loads(done.stdout)
-            rows.append({"dtype": dtype, **row})
+            rows.append({"folder": folder, "dtype": dtype, **row})
             print(
-                f"{dtype}: loaded in {row['seconds']:.1f} s; packed {row['packed']:,.0f} MiB; peak {row['loaded']:,.0f} MiB when "
-                f"loaded, {row['decoded']:,.0f} after decoding; torch alone {row['bare']:,.0f}",
+                f"{folder} {dtype}: loaded in {row['seconds']:.1f} s; packed {row['packed']:,.0f} MiB; "
+                f"peak {row['loaded']:,.0f} MiB when loaded, {row['decoded']:,.0f} after decoding; "
+                f"torch alone {row['bare']:,.0f}",
                 flush=True,
             )
     print(json.dumps({"benchmark": "memory", "rows": rows}))

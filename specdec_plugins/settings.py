@@ -27,7 +27,7 @@ from specdec_plugins.fields import MOST, STRATEGIES, Fault, OptionError, count, 
 DRAFTING = ("specdec", "drafter")  # strategies that draft
 UNTRAINED = ("ngram", "recycling", "lookahead", "previous", "retrieval", "window")  # built-in drafters without weights
 BRANCHING = ("recycling", "lookahead")  # untrained drafters that draft trees
-DTYPES = ("float32", "bfloat16", "int8", "float16", "float64", "auto")
+DTYPES = ("float32", "bfloat16", "int8", "int4", "float16", "float64", "auto")
 WHOLE = "sentence"  # windows of one sentence each
 MOST_THREADS = max(64, os.cpu_count() or 1)  # more threads only wait for each other: 1,024 on 2 cores never finish
 MAX_LEN_B = 200  # most output tokens unless a model or the user says otherwise: fairseq's
@@ -202,7 +202,7 @@ class Settings:
     device: str = option("cpu", "cpu, cuda or cuda:N (default: cpu)", "D", **MACHINE)
     dtype: str = option(
         "float32",
-        "of the weights; auto: the fastest, int8 on a CPU, float16 or bfloat16 on a GPU (default: float32)",
+        "of the weights; auto: int8 on a CPU, float16 or bfloat16 on a GPU; int4 takes least memory (default: float32)",
         words=DTYPES,
         hidden=("float64",),
         **MACHINE,
@@ -233,10 +233,10 @@ class Settings:
         yield from self._lengths()
         yield from self._drawing()
         yield from self._drafting()
-        if self.strategy == "fairseq" and self.dtype in ("int8", "auto"):
+        if self.strategy == "fairseq" and self.dtype in ("int8", "int4", "auto"):
             yield "dtype", f"{self.dtype} is not supported by strategy fairseq"
         if self.kernels is not None and (self.device != "cpu" or self.dtype in ("float16", "float64")):
-            yield "kernels", "requires `device` cpu and a `dtype` of float32, bfloat16 or int8"
+            yield "kernels", "requires `device` cpu and a `dtype` of float32, bfloat16, int8 or int4"
 
     def _lengths(self) -> Iterable[Fault]:
         """Lengths of windows and outputs."""

@@ -26,6 +26,7 @@ from naive import altered, random_model
 from safetensors.torch import load_file, save_file
 
 from specdec_plugins.commands.card import write_card
+from specdec_plugins.commands.packing import packed
 from specdec_plugins.decoding.backends.torch.arrays import tensors
 from specdec_plugins.decoding.datastore import Datastore
 from specdec_plugins.decoding.drafters import glide
@@ -63,7 +64,7 @@ LONGEST_ERROR = 2000
 
 # ---- what is mutated
 
-KINDS = ("marian", "causal", "glide", "block", "hydra", "eagle", "several", "alone", "first")
+KINDS = ("marian", "causal", "glide", "packed", "block", "hydra", "eagle", "several", "alone", "first")
 RECORD = Record(
     model="org/pair", source_lang="xa", target_lang="xb", multilingual=False, data="text", data_sha256="0" * 64, trained=90,
     held_out=10, updates=9, seed=1, precision="float32", tokens_per_pass=2.5, acceptance=(0.5, 0.25), gain={"1": 1.5},
@@ -119,6 +120,7 @@ def build(folder: Path) -> None:
         save_folder(replace(pair, drafter=drafter), folder / name)
     first, second = drafters_by_name()["glide"], replace(drafters_by_name()["causal"], devices=("cuda",))
     save_folder(replace(pair, drafter=first, others=(second,)), folder / "several")
+    save_folder(packed(replace(pair, drafter=first), ("int8", "int4"), None, (None, None)), folder / "packed")
     save_drafter(first, plain, RECORD, folder / "alone")
     verifier = checkpoint.untrained() | checkpoint_of(plain)
     verifier["model"] = tensors(verifier["model"])
@@ -444,7 +446,7 @@ PARTS_EDITS = (checkpoint_edit, checkpoint_edit, header_edit, text_edit, raw_edi
 
 
 def settings_for(rng: random.Random, datastore: Path | None, drafts: bool) -> Settings:
-    options: dict = {"dtype": rng.choice(("float32", "float32", "int8", "bfloat16")), "threads": 1, "max_len_b": 12}
+    options: dict = {"dtype": rng.choice(("float32", "float32", "int8", "int4", "bfloat16")), "threads": 1, "max_len_b": 12}
     options["strategy"] = "specdec" if drafts else "ar"
     if datastore is not None and rng.random() < 0.6:
         options |= {"strategy": "specdec", "draft_with": "retrieval", "datastore": str(datastore)}

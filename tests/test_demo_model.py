@@ -11,7 +11,6 @@ import pytest
 from conftest import ROOT, corpus, run_python
 
 from specdec_plugins.commands import demo
-from specdec_plugins.decoding.backends.cpu.binding import DTYPES
 from specdec_plugins.decoding.compiled import library
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.measure import hashes
@@ -41,7 +40,7 @@ def test_real_models_agree(translators):
     assert translators["specdec"].stats.mean_accepted_length > 3.3  # the drafter is of use
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", hashes.DTYPES)
 @pytest.mark.parametrize("strategy", ["ar", "specdec"])
 def test_outputs_stay_what_they_were(strategy, dtype):
     """Text and tokens of the demo's lines on the kernels, as commit e860a30 gave them."""

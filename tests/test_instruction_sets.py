@@ -301,7 +301,7 @@ def test_kernels_that_do_not_exist_or_do_not_run_are_wrong_options(capsys):
     for options, message in (
         ({"kernels": "sse2"}, "'sse2' is unknown; available: amx, avx512, avxvnni, avx2, generic"),
         ({"kernels": "avx2", "device": "cuda"}, "requires device cpu"),
-        ({"kernels": "avx2", "dtype": "float16"}, "requires device cpu and a dtype of float32, bfloat16 or int8"),
+        ({"kernels": "avx2", "dtype": "float16"}, "requires device cpu and a dtype of float32, bfloat16, int8 or int4"),
         ({"kernels": "avx2", "strategy": "fairseq"}, "is not supported by strategy fairseq"),
     ):
         with pytest.raises(OptionError, match=f"kernels {message}"):

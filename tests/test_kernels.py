@@ -99,6 +99,14 @@ def rounded(weight, dtype):
     if dtype == "int8":
         scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
         return (weight / scale).round().double() * scale.double()
+    if dtype == binding.GROUPS:
+        groups = weight.unflatten(1, (-1, binding.GROUP))  # (O, N, G)
+        largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
+        parts = [1 - torch.tensor(0.05) * (each // 2) for each in range(16)]
+        scales = torch.stack([(largest * part / (7 if each % 2 else -8)).bfloat16().float() for each, part in enumerate(parts)])
+        tried = (groups / scales).round().clamp(-8, 7) * scales  # (16, O, N, G)
+        best = (tried - groups).square().sum(3, keepdim=True).argmin(0, keepdim=True)
+        return tried.gather(0, best.expand(1, *groups.shape))[0].flatten(1).double()
     if dtype == "int4":
         scales = [weight.abs().amax(1, keepdim=True) * part / 70 for part in range(10, 4, -1)]
         tried = torch.stack([(weight / scale).round().clamp(-7, 7) * scale for scale in scales])  # (6, O, I)
@@ -111,7 +119,7 @@ def rounded(weight, dtype):
 def test_product(variant, dtype):
     """(N, I) x (I, O) for shapes around the sizes of tiles, on any number of threads."""
     generator = torch.Generator().manual_seed(0)
-    quantised = dtype in ("int8", "int4")
+    quantised = dtype not in ("float32", "bfloat16")
     engines = [binding.Engine(threads) for threads in (1, 2, 3)]
     for rows, inputs, outputs in itertools.product((1, 2, 3, 5, 11, 12, 13, 25, 40), (32, 96, 128), (1, 31, 32, 33, 100)):
         weight, bias = torch.randn(outputs, inputs, generator=generator), torch.randn(outputs, generator=generator)
@@ -575,7 +583,7 @@ def test_where_the_kernels_cannot_pytorch_does(monkeypatch):
             model = assemble(parts, None, dtype=dtype)[1].model
             assert type(model) is TorchModel
             assert model.transformer.decoder.embedding.tokens.dtype == getattr(torch, dtype)
-        assert assemble(wide, None, dtype="auto")[1].model.dtype == "int8"
+        assert assemble(wide, None, dtype="auto")[1].model.kind == "int8"
         assert assemble(narrow, None, dtype="auto")[1].model.transformer.decoder.embedding.tokens.dtype == torch.float32
         with pytest.raises(ValueError, match="int8 needs the CPU kernels: widths 16, 24 are not all multiples of 32"):
             assemble(narrow, None, dtype="int8")

@@ -49,6 +49,21 @@ def parser() -> Parser:
         "distilled/text/train.LANG of train.sh: cheaper, about the same acceptance (default: as trained)",
     )
     p.add_argument("--half", action="store_true", help="store weights in float16: half the size, slightly different numbers")
+    p.add_argument(
+        "--dtype",
+        nargs="+",
+        choices=("int8", "int4"),
+        default=[],
+        metavar="D",
+        help="int8, int4: also store the weights packed for this --dtype of other commands, which then start faster and share "
+        "one copy in memory; a model folder keeps its drafters",
+    )
+    p.add_argument(
+        "--calibrate",
+        type=Path,
+        metavar="TEXT",
+        help="source text, a sentence a line, for which --dtype int4 rounds the weights best; 500 lines are enough",
+    )
     p.add_argument("--output", required=True, metavar="DIR", help="the folder to make")
     return p
 
@@ -59,10 +74,12 @@ def check(options: argparse.Namespace) -> list[Fault]:
         name for name in ("block_size", "draft_vocabulary", "add", "devices") if getattr(options, name) and not options.drafter
     ]
     faults += [(name, "requires --drafter") for name in needed]
+    faults += [("calibrate", "requires --dtype int4")] * (options.calibrate is not None and "int4" not in options.dtype)
     if not Path(options.verifier).is_dir():
         faults += [("add", "requires a model folder")] * options.add
         return faults + [("data", "is required with a checkpoint")] * (not options.data)
-    given = [name for name in ("data", "codes", "source_lang", "target_lang") if getattr(options, name)]
+    languages = () if options.calibrate else ("source_lang", "target_lang")  # of the text
+    given = [name for name in ("data", "codes", *languages) if getattr(options, name)]
     return faults + [(name, "cannot be combined with a model folder, which has its own") for name in given]
 
 
@@ -78,9 +95,10 @@ def run(options: argparse.Namespace) -> None:
         ready.trained_drafter(options.drafter, options.verifier)
     else:
         ready.readable(options.drafter)
-    ready.readable(options.draft_vocabulary)
+    ready.readable(options.draft_vocabulary, options.calibrate)
     import numpy as np
 
+    from specdec_plugins.commands.packing import packed
     from specdec_plugins.decoding.loading import DRAFT_VOCABULARY
     from specdec_plugins.formats import folder as model_folder
     from specdec_plugins.formats.drafter_folder import default
@@ -96,6 +114,8 @@ def run(options: argparse.Namespace) -> None:
             drafter = replace(drafter, tensors={**drafter.tensors, DRAFT_VOCABULARY: tokens})
         pair = replace(pair, drafter=drafter)
     Translator(pair, Settings(strategy="specdec" if drafter else "ar"))  # raises if the pair cannot decode
+    if options.dtype:
+        pair = packed(pair, options.dtype, options.calibrate, (options.source_lang, options.target_lang))
     if pair.drafters:
         pair = pair.drafting(default(pair.drafters, "cpu"))  # comes first
     sizes = model_folder.save_folder(pair, options.output, options.half)
@@ -114,7 +134,7 @@ def load(options: argparse.Namespace) -> "Pair":
         return load_parts(*paths)
     pair = load_folder(options.verifier)
     if not options.drafter:
-        return replace(pair, drafter=None, others=())
+        return pair if options.dtype else replace(pair, drafter=None, others=())
     folder = Path(options.drafter)
     drafter = with_drafter(pair, folder).drafter if folder.is_dir() else fairseq.read(checkpoint.load(folder), options.drafter)
     if not isinstance(drafter, DrafterModel):

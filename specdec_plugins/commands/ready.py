@@ -57,6 +57,7 @@ def files_of(path: Path) -> list[str]:
     described = read_description(path)
     weights = [part.weights for part in (described.verifier, described.drafter) if part]
     weights += [part.weights for part in getattr(described, "other_drafters", ())]
+    weights += getattr(described.verifier, "packed", {}).values()
     return [*weights, *described.codec.files.values()]
 
 

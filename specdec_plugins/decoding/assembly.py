@@ -1,5 +1,6 @@
 """From models to roles: loads both models on the best backend, and builds the drafter and the verifier over them."""
 
+import logging
 import sys
 
 from specdec_plugins.cpus import usual_threads
@@ -15,7 +16,9 @@ from specdec_plugins.formats.arrays import address
 from specdec_plugins.formats.files import unload
 from specdec_plugins.formats.spec import DrafterModel, Model
 
+log = logging.getLogger(__name__)
 THREADS = usual_threads()
+INTEGERS = ("int8", "int4")  # only the kernels compute with them
 
 
 def assemble(
@@ -65,8 +68,8 @@ def load(
         dtype = {"cpu": "int8", "cuda": "bfloat16" if narrow else "float16"}.get(kind, "float32")
     if dtype == "float16" and narrow:
         raise ValueError("float16: this model's hidden states exceed its range; use bfloat16 or float32")
-    if dtype == "int8" and kind != "cpu":
-        raise ValueError(f"int8 runs only on CPUs, not on device {device}")
+    if dtype in INTEGERS and kind != "cpu":
+        raise ValueError(f"{dtype} runs only on CPUs, not on device {device}")
     why = f"device {device}" if kind != "cpu" else f"data type {dtype} on CPUs"
     if kind == "cpu" and dtype in cpu.DTYPES:
         library = chosen(kernels)
@@ -75,6 +78,8 @@ def load(
         if not obstacles:
             if torch := sys.modules.get("torch"):
                 torch.set_num_threads(1)  # its idle threads would compete with the kernels'
+            if dtype == "int4" and not (isinstance(verifier, Model) and "int4" in verifier.packed):
+                log.warning("int4 weights are rounded as they are; specdec-pack --dtype int4 --calibrate TEXT makes better ones")
             own = drafters.kernels_dtype(drafter.code) if drafter else dtype
             return cpu.load(verifier, drafter, dtype, threads or THREADS, own, library)
         reasons = "; ".join(dict.fromkeys(obstacles))
@@ -82,8 +87,8 @@ def load(
             raise ValueError(f"kernels for {kernels} cannot run this model: {reasons}")
         if automatic:
             dtype = "float32"
-        if dtype == "int8":
-            raise ValueError(f"int8 needs the CPU kernels: {reasons}")
+        if dtype in INTEGERS:
+            raise ValueError(f"{dtype} needs the CPU kernels: {reasons}")
         why = f"without the CPU kernels ({reasons}), decoding"
     with needed("torch", why):
         from specdec_plugins.decoding.backends.torch import loaded

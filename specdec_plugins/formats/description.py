@@ -29,6 +29,7 @@ class VerifierEntry:
     aliases: Mapping[str, str] = field(default_factory=dict)
     sinusoidal: tuple[str, ...] = ()
     fingerprint: str | None = None  # spares hashing the weights at every load
+    packed: Mapping[str, str] = field(default_factory=dict)  # file names by data type: packed.py
 
 
 @dataclass(frozen=True)
@@ -200,3 +201,16 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path}: damaged or not ours (not an object)")
     return content
+
+
+def recorded_tokenizer(data: Path) -> str:
+    """The tokeniser named in ``prepare.json``, which lies in the binarised data or above it; Moses by default.
+
+    Raises ValueError naming the file if it cannot be read.
+    """
+    paths = (folder / "prepare.json" for folder in (data, data.parent))
+    path = next((path for path in paths if path.is_file()), None)
+    name = read_json(path).get("tokenizer", TOKENIZERS[0]) if path else TOKENIZERS[0]
+    if name not in TOKENIZERS:
+        raise ValueError(f"{path}: unknown tokenizer '{name}'; use one of {', '.join(TOKENIZERS)}")
+    return name

@@ -21,16 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from specdec_plugins.formats import checkpoint, description, drafter_folder, fairseq, hub, huggingface, spec, tensors
+from specdec_plugins.formats import checkpoint, description, drafter_folder, fairseq, hub, huggingface, packed, spec, tensors
 from specdec_plugins.formats.arrays import WEIGHT_DTYPES, Arrays, address, array, equal
 from specdec_plugins.formats.code import refuse_own_code
-from specdec_plugins.formats.description import CodecEntry, Description, DrafterEntry, VerifierEntry, codec_entry, read_json
+from specdec_plugins.formats.description import CodecEntry, Description, DrafterEntry, VerifierEntry, codec_entry
 from specdec_plugins.formats.errors import listed
 from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.model.spec import Heads
 from specdec_plugins.text.codec import Codec, CodecConfig, open_codec
 from specdec_plugins.text.huggingface import TokenizerFolder
-from specdec_plugins.text.tokenizers import BYTE_LEVEL, TOKENIZERS
+from specdec_plugins.text.tokenizers import BYTE_LEVEL
 from specdec_plugins.text.vocabulary import SPECIAL, Vocabulary
 
 log = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ def load_parts(
         raise ValueError(f"{verifier} does not name its languages; give --source-lang and --target-lang")
     models = {role: fairseq.read(files[role], path) for role, path in paths.items()}
     model, drafting = _roles(verifier, models["verifier"], models.get("drafter"))
-    tokenizer = recorded_tokenizer(Path(data))
+    tokenizer = description.recorded_tokenizer(Path(data))
     if tokenizer == BYTE_LEVEL:  # its texts begin with <s>
         model = dataclasses.replace(model, spec=dataclasses.replace(model.spec, forced=(SPECIAL.index("<s>"),)))
     source, target = (str(Path(data) / f"dict.{lang}.txt") for lang in (source_lang, target_lang))
@@ -185,19 +185,6 @@ def load_parts(
             if mark != vocabulary.fingerprint():
                 faults.append(f"the {role} was trained with another {side} dictionary than {vocabulary.path}")
     return _checked(pair, faults)
-
-
-def recorded_tokenizer(data: Path) -> str:
-    """The tokeniser named in ``prepare.json``, which lies in the binarised data or above it; Moses by default.
-
-    Raises ValueError naming the file if it cannot be read.
-    """
-    paths = (folder / "prepare.json" for folder in (data, data.parent))
-    path = next((path for path in paths if path.is_file()), None)
-    name = read_json(path).get("tokenizer", TOKENIZERS[0]) if path else TOKENIZERS[0]
-    if name not in TOKENIZERS:
-        raise ValueError(f"{path}: unknown tokenizer '{name}'; use one of {', '.join(TOKENIZERS)}")
-    return name
 
 
 def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False) -> dict[str, int]:
@@ -217,7 +204,10 @@ def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False) 
         del stored["shared"]
         known = any(each.verifier is not None for each in pair.drafters)
         mark = spec.fingerprint(pair.verifier) if known else None
-        verifier = VerifierEntry(spec=pair.verifier.spec, fingerprint=mark, **stored)
+        files = {dtype: f"verifier.{dtype}.safetensors" for dtype in pair.verifier.packed}
+        for dtype, name in files.items():
+            packed.write(temporary / name, pair.verifier.packed[dtype])
+        verifier = VerifierEntry(spec=pair.verifier.spec, fingerprint=mark, packed=files, **stored)
         drafters = [
             _store_drafter(temporary, f"drafter{f'-{number}' * (number > 1)}", each, pair.verifier, half)
             for number, each in enumerate(pair.drafters if pair.drafter else (), 1)
@@ -312,7 +302,8 @@ def _inside(folder: Path, name: str, most: int | None = None) -> Path:
 
 def _load_models(folder: Path, described: Description) -> tuple[Model, tuple[DrafterModel, ...]]:
     entry = described.verifier
-    verifier = Model(entry.spec, _load_tensors(folder, "verifier", entry, {}))
+    files = {dtype: packed.read(_inside(folder, name)) for dtype, name in entry.packed.items()}
+    verifier = Model(entry.spec, _load_tensors(folder, "verifier", entry, {}), files)
     return verifier, tuple(_load_drafter(folder, each, verifier) for each in described.drafters)
 
 

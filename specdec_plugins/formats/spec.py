@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from specdec_plugins.formats import arrays
-from specdec_plugins.formats.arrays import WEIGHT_DTYPES, address, array, float16, is_floating
+from specdec_plugins.formats.arrays import WEIGHT_DTYPES, Arrays, address, array, float16, is_floating
 from specdec_plugins.formats.errors import listed
 from specdec_plugins.formats.files import Mapped
 from specdec_plugins.formats.positions import sinusoidal, sinusoidal_from_zero
@@ -39,6 +39,9 @@ HALF = 2**-11  # largest error of a sine in float16
 class Model:
     spec: ModelSpec
     tensors: Mapping[str, Any]  # arrays, or PyTorch's tensors
+    packed: Mapping[str, Arrays] = field(
+        default_factory=dict
+    )  # linear layers for the CPU kernels by data type and name: packed.py
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LENGTH = struct.Struct("<Q")  # of the header, before it
+CACHE_LINE = 64  # bytes; where data begin
 
 
 @contextmanager
@@ -84,7 +85,7 @@ def write(path: Path, tensors: Mapping[str, Any], half: bool = False) -> None:
         begin, end = end, end + each.size * dtype.itemsize
         header[name] = {"dtype": NAMES[dtype], "shape": list(each.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(LENGTH.size + len(text)) % CACHE_LINE)
     with whole(path) as temporary, open(temporary, "wb") as file:
         file.write(LENGTH.pack(len(text)) + text)
         for name, each in ordered.items():

@@ -26,11 +26,13 @@ from specdec_plugins.formats.arrays import array as array_of
 from specdec_plugins.formats.files import Mapped
 from specdec_plugins.model.spec import SideSpec
 
-DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # of weights
-KINDS = {**DTYPES, "int4": 3}  # of linear layers; only drafters are int4
-WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.5}
-# Sums have 32 bits. Inputs are at most 127, int8 weights 127, and int4 weights 7, which products multiply by 16.
-MOST_INPUTS = {"int4": (2**31 - 1) // (127 * 16 * 7), "int8": (2**31 - 1) // (127 * 127)}
+DTYPES = ("float32", "bfloat16", "int8", "int4")  # of a verifier's weights
+GROUPS = "int4 groups"
+KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3, GROUPS: 4}  # of linear layers' weights
+GROUP = 32  # inputs whose weights have a scale for each output, in `GROUPS`
+WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.5, GROUPS: 0.5 + 2 / GROUP}
+# Sums have 32 bits. Inputs are at most 127, int8 weights 128, and int4 weights 8, which products multiply by 16.
+MOST_INPUTS = dict.fromkeys(("int4", "int8"), (2**31 - 1) // (127 * 128))
 ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_tanh": 2, "swish": 3}
 NORMS = {"after": 0, "before": 1, "both": 2}
 TABLES = {"float32": 0, "bfloat16": 1, "float16": 2}  # data types of embeddings that passes read
@@ -97,21 +99,33 @@ def widened(weight: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 class NativeLinear(Handle):
     """A linear layer's packed weights, for passes on engines of the same ``library``."""
 
-    def __init__(self, weight: np.ndarray, bias: np.ndarray | None, dtype: str, library: Library | None = None):
-        """Pack ``weight`` (O, I) in ``dtype``, one of `KINDS`; ``bias`` (O,) or None. Raises ValueError for other shapes, and for
-        more than `MOST_INPUTS`."""
+    def __init__(
+        self,
+        weight: np.ndarray,
+        bias: np.ndarray | None,
+        dtype: str,
+        library: Library | None = None,
+        scales: np.ndarray | None = None,
+    ):
+        """Pack ``weight`` (O, I) in ``dtype``, one of `KINDS`; ``bias`` (O,) or None. ``scales`` (O, I / `GROUP`) of `GROUPS` are
+        by default those of the least rounding errors. Raises ValueError for other shapes, and for more than `MOST_INPUTS`."""
         weight = array_of(weight)
         if weight.ndim != 2 or weight.shape[1] % TILE or (bias is not None and bias.shape != weight.shape[:1]):
             shapes = [None if each is None else tuple(each.shape) for each in (weight, bias)]
             raise ValueError(f"weight and bias of a linear layer are {shapes}, not (O, I) and (O,) with I a multiple of {TILE}")
-        self.outputs, self.inputs = weight.shape
-        if self.inputs > MOST_INPUTS.get(dtype, self.inputs):
-            raise ValueError(f"a linear layer of {self.inputs:,} inputs; {dtype} weights have at most {MOST_INPUTS[dtype]:,}")
-        super().__init__(library or kernels(), "linear", self.outputs, self.inputs, KINDS[dtype])
-        biases = None if bias is None else floats(bias)
+        outputs, inputs = weight.shape
+        self.make(outputs, inputs, dtype, library)
+        biases, scales = (None if each is None else floats(each) for each in (bias, scales))
         for first, part in widened(weight):
-            own = None if biases is None else biases[first : first + len(part)]
-            self.library.specdec_pack(self.pointer, address(part), address(own), first, len(part))
+            own, steps = (None if each is None else each[first : first + len(part)] for each in (biases, scales))
+            self.library.specdec_pack(self.pointer, address(part), address(own), address(steps), first, len(part))
+
+    def make(self, outputs: int, inputs: int, dtype: str, library: Library | None, packed: np.ndarray | None = None) -> None:
+        """Of ``packed`` panels, which are read where they are (panels.py); None: with memory of its own, to be filled."""
+        if inputs > MOST_INPUTS.get(dtype, inputs):
+            raise ValueError(f"a linear layer of {inputs:,} inputs; {dtype} weights have at most {MOST_INPUTS[dtype]:,}")
+        self.outputs, self.inputs, self._packed = outputs, inputs, packed
+        super().__init__(library or kernels(), "linear", outputs, inputs, KINDS[dtype], address(packed))
         padded = -(-self.outputs // TILE) * TILE
         self.weight_bytes = padded * int(self.inputs * WEIGHT_BYTES[dtype] + 8)  # 8: bias and scale
 

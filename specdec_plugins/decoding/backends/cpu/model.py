@@ -1,7 +1,7 @@
 """A Transformer's passes on the CPU kernels.
 
 Nothing is padded, starting a pass costs microseconds, and a position's result does not depend, bit for bit, on what else is in
-the pass. Weights are float32, bfloat16 or int8; everything else is float32.
+the pass. Weights are float32, bfloat16, int8 or int4; everything else is float32.
 
 B rows, Q tokens read, W of them with a prediction, S source positions, D width, V vocabulary.
 """
@@ -29,7 +29,7 @@ from specdec_plugins.decoding.backends.cpu.cache import KVCache
 from specdec_plugins.decoding.backends.cpu.passes import BlockPass, CausalPass
 from specdec_plugins.decoding.backends.cpu.runner import CpuRunner
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
-from specdec_plugins.decoding.backends.cpu.weights import Embeddings, Output, Weights, plane_of, screen_of
+from specdec_plugins.decoding.backends.cpu.weights import Embeddings, Output, Rounded, Weights, plane_of, screen_of
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.sources import Sources
 from specdec_plugins.decoding.compiled import Library, library
@@ -109,7 +109,7 @@ class NativeHeads:
     def __init__(self, model: "CpuModel", weight: np.ndarray, bias: np.ndarray, reads_token: bool):
         if weight.ndim != 2 or len(weight) % model.width or weight.shape[1] != model.width * (1 + reads_token):
             raise ValueError(f"weights of heads are {tuple(weight.shape)}, which does not fit width {model.width}")
-        self.engine, self.linear = model.engine, NativeLinear(weight, bias, model.dtype, model.engine.library)
+        self.engine, self.linear = model.engine, NativeLinear(weight, bias, model.kind, model.engine.library)
         self._table = model.target_embeddings if reads_token else None
         self.embeddings = address(self._table)
         self.width, self.scale = model.width, model.spec.decoder.embedding.scale
@@ -165,14 +165,20 @@ class CpuModel:
         dtype: str,
         encoder: CpuEncoder | None = None,
         other: "CpuModel | None" = None,
+        rounded: Rounded | None = None,
     ):
-        weights = Weights(model, engine, dtype)
-        self.spec, self.engine, self.dtype = weights.spec, engine, dtype
+        weights = Weights(model, engine, dtype, rounded)
+        self.linears = weights.linears
+        self.spec, self.engine, self.kind = weights.spec, engine, weights.kind
         self.encoder = encoder or CpuEncoder(weights)
         output = Output(weights)
         self.projected = None if output.vocabulary else output.weight  # (V, D)
-        same = other is not None and other.dtype == dtype and other.projected is output.weight
-        projection = other.stack.projection if other and same else weights.packed(output.weight, output.bias)
+        self.output_kind = kind = weights.output_kind
+        same = other is not None and other.output_kind == kind and other.projected is output.weight
+        if other and same:
+            projection = other.stack.projection
+        else:
+            projection = weights.packed("decoder.output_projection", kind, [output.weight], output.bias)
         self.successor, self.copy = output.successor, output.copy
         self.vocabulary: list[int] | None = output.vocabulary
         self.stack: Stack = weights.stack(
@@ -181,8 +187,8 @@ class CpuModel:
             projection=projection,
             cap=self.spec.output.cap,
             gate=self.successor and self.successor.gate,
-            screen=screen_of(output, dtype, engine),
-            plane=None if weights.drafts else plane_of(projection, self.spec, dtype),
+            screen=screen_of(output, kind, engine),
+            plane=None if weights.drafts else plane_of(projection, self.spec, kind),
         )
         side = self.spec.decoder
         self.layers, self.entry = side.layers, 2 * side.key_width
@@ -238,7 +244,7 @@ class CpuModel:
         return source.made_by(self.encoder)
 
     def linear(self, weight: np.ndarray, bias: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        return partial(NativeLinear(weight, bias, self.dtype, self.engine.library), self.engine)
+        return partial(NativeLinear(weight, bias, self.kind, self.engine.library), self.engine)
 
     def heads(self, weight: np.ndarray, bias: np.ndarray, reads_token: bool) -> NativeHeads:
         return NativeHeads(self, weight, bias, reads_token)

@@ -3,12 +3,24 @@
 D width, V vocabulary, L layers, H heads, K width of a head, G width of a successor network.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdec_plugins.decoding.backends.cpu.binding import TILE, Engine, NativeLinear, Norm, Plane, Screen, Stack, floats, mapped
+from specdec_plugins.decoding.backends.cpu.binding import (
+    GROUPS,
+    TILE,
+    Engine,
+    NativeLinear,
+    Norm,
+    Plane,
+    Screen,
+    Stack,
+    floats,
+    mapped,
+)
+from specdec_plugins.decoding.backends.cpu.panels import linear_of
 from specdec_plugins.decoding.loading import COPY, DRAFT_VOCABULARY, SUCCESSOR, spread
 from specdec_plugins.formats.arrays import Arrays
 from specdec_plugins.formats.positions import buckets, rotations
@@ -16,15 +28,25 @@ from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.model import spec as parts
 from specdec_plugins.model.spec import ModelSpec, SideSpec
 
+# Rounds a linear layer's weight (O, I), and returns its scales, too, by the name of the first of its projections.
+Rounded = Mapping[str, Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]]
+
 
 class Weights:
-    """A checked model's arrays by name, and packed in ``dtype``."""
+    """A checked model's arrays by name, and its linear layers, packed in ``dtype``, a verifier's int4 in groups: stored panels,
+    weights ``rounded`` for its inputs (see gptq.py), or its arrays."""
 
-    def __init__(self, model: Model | DrafterModel, engine: Engine, dtype: str):
+    def __init__(self, model: Model | DrafterModel, engine: Engine, dtype: str, rounded: Rounded | None = None):
         assert model.spec is not None
+        self.stored = None if isinstance(model, DrafterModel) else model.packed.get(dtype)
+        self.dtype, self.rounded = dtype, rounded or {}
+        self.linears: dict[str, NativeLinear] = {}  # by the name of the first of their projections
         self.tensors: Arrays = model.tensors
-        self.spec, self.engine, self.dtype = model.spec, engine, dtype
+        self.spec, self.engine = model.spec, engine
         self.drafts, self.hosts = isinstance(model, DrafterModel), getattr(model, "hosts", 0)
+        groups = dtype == "int4" and not self.drafts
+        self.kind = GROUPS if groups else dtype
+        self.output_kind = "int8" if groups else dtype  # an int8 output layer is screened, so as many of its bytes are read
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
@@ -36,10 +58,25 @@ class Weights:
         """One product of several projections of the same input, which all have a bias, or none."""
         weights = [self(f"{name}.weight") for name in names]
         biases = [self(f"{name}.bias") for name in names if f"{name}.bias" in self]
-        return self.packed(joined(weights), joined(biases) if biases else None)
+        return self.packed(names[0], self.kind, weights, joined(biases) if biases else None)
 
-    def packed(self, weight: np.ndarray, bias: np.ndarray | None) -> NativeLinear:
-        return NativeLinear(weight, bias, self.dtype, self.engine.library)
+    def packed(self, name: str, kind: str, weights: Sequence[np.ndarray], bias: np.ndarray | None) -> NativeLinear:
+        library, scales = self.engine.library, None
+        if self.stored is not None:
+            if name not in self.stored:
+                raise ValueError(f"packed {self.dtype} weights: {name} is missing")
+            try:
+                made = linear_of(self.stored[name], sum(map(len, weights)), weights[0].shape[1], kind, library)
+            except ValueError as error:
+                raise ValueError(f"packed {self.dtype} weights: {name} {error}; pack the folder again") from None
+        else:
+            if name in self.rounded and kind == GROUPS:
+                weight, scales = self.rounded[name](joined(weights))
+            else:
+                weight = joined(weights)
+            made = NativeLinear(weight, bias, kind, library, scales)
+        self.linears[name] = made
+        return made
 
     def norm(self, name: str, spec: parts.Norm) -> Norm:
         return Norm(floats(self(f"{name}.weight")), floats(self(f"{name}.bias")) if spec.bias else None, spec.rms, spec.eps)
@@ -142,18 +179,18 @@ def product(table: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     return joined([floats(table[first : first + (1 << 15)]) @ floats(matrix) for first in range(0, len(table), 1 << 15)])
 
 
-def screen_of(output: Output, dtype: str, engine: Engine) -> Screen | None:
+def screen_of(output: Output, kind: str, engine: Engine) -> Screen | None:
     """Of an int4 drafter with a large output layer. At width 512 a trained one (V 6,583) drafts as it would by exact logits; at
     width 256 2 % of the tokens are others."""
     size, width = output.weight.shape
-    if dtype != "int4" or size <= 4096 or width < 512:
+    if kind != "int4" or size <= 4096 or width < 512:
         return None
     return Screen(output.weight, output.bias, width // 4 // TILE * TILE, engine.library)
 
 
-def plane_of(projection: NativeLinear | None, spec: ModelSpec, dtype: str) -> Plane | None:
+def plane_of(projection: NativeLinear | None, spec: ModelSpec, kind: str) -> Plane | None:
     """Of a verifier's int8 output layer, where it saves time. A cap is not monotone to the last bit."""
-    if projection is None or dtype != "int8" or spec.output.cap or projection.inputs > Plane.MOST_INPUTS:
+    if projection is None or kind != "int8" or spec.output.cap or projection.inputs > Plane.MOST_INPUTS:
         return None
     return Plane(projection) if Plane.worth(projection) else None
 

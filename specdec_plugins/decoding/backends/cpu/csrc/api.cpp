@@ -80,13 +80,21 @@ EXPORTED(Engine*, engine, int threads) {
 }
 EXPORTED(void, engine_free, Engine* engine) { delete engine; }
 
-// A linear layer without weights, until `pack` has set those of all outputs.
-EXPORTED(Linear*, linear, int outputs, int inputs, int kind) {
-    return made([&] { return new Linear(outputs, inputs, Kind(kind)); });
+// A linear layer of `packed` panels, which the caller keeps; NULL: without weights, until `pack` has set those of all outputs.
+EXPORTED(Linear*, linear, int outputs, int inputs, int kind, char* packed) {
+    return made([&] { return new Linear(outputs, inputs, Kind(kind), packed); });
 }
-// Packs weight (count, I) and bias (count) or NULL of the outputs from `first` on; the caller may free both.
-EXPORTED(void, pack, Linear* linear, const float* weight, const float* bias, int first, int count) {
-    for (int o = 0; o < count; ++o) linear->pack(weight + size_t(o) * linear->inputs, bias ? bias[o] : 0.0f, first + o);
+// Where a linear layer's panels are, and of how many bytes -> bytes.
+EXPORTED(char*, panels, Linear* linear, int64_t* bytes) {
+    *bytes = int64_t(linear->bytes());
+    return linear->weights<char>(0);
+}
+// Packs weight (count, I), bias (count) or NULL and the scales of groups (count, I / GROUP) or NULL of the outputs from `first` on;
+// the caller may free them.
+EXPORTED(void, pack, Linear* linear, const float* weight, const float* bias, const float* scales, int first, int count) {
+    const size_t inputs = linear->inputs;
+    for (int o = 0; o < count; ++o)
+        linear->pack(weight + o * inputs, bias ? bias[o] : 0.0f, first + o, scales ? scales + o * inputs / GROUP : nullptr);
 }
 EXPORTED(void, linear_free, Linear* linear) { delete linear; }
 
@@ -155,7 +163,7 @@ EXPORTED(int, remember, Engine* engine, const Stack* stack, const Linear* linear
             for (int row = mine.from; row < mine.to; ++row) {
                 const float* from = encoded + rows[row].target * inputs;
                 if (quantised)
-                    input.quantise(row, inputs, from);
+                    input.quantise(row, *linear, from);
                 else
                     std::copy(from, from + inputs, &input.values[size_t(row) * inputs]);
             }

@@ -344,7 +344,7 @@ class Forward {
     }
 
     void quantise(Input& what, const Linear& linear, int row) {
-        if (linear.quantises()) what.quantise(row, linear.inputs, &what.values[size_t(row) * linear.inputs]);
+        if (linear.quantises()) what.quantise(row, linear, &what.values[size_t(row) * linear.inputs]);
     }
 
     // Makes x the input of a product, normalised if there is a norm.
@@ -355,7 +355,7 @@ class Forward {
                 (*norm)(x(row), to);
                 quantise(input, linear, row);
             } else if (linear.quantises() && !pass.features) {
-                input.quantise(row, linear.inputs, x(row));
+                input.quantise(row, linear, x(row));
             } else {
                 std::copy(x(row), x(row) + stack.width, to);
                 quantise(input, linear, row);

@@ -36,7 +36,7 @@ struct Heads {
             std::copy_n(states + b * width, width, x);
             if (embeddings)
                 for (int i = 0; i < width; i += W) store(x + width + i, load(embeddings + tokens[b] * width + i) * scale);
-            if (linear->quantises()) input.quantise(int(b), linear->inputs, x);
+            if (linear->quantises()) input.quantise(int(b), *linear, x);
         }
         team.sync();
         multiply(

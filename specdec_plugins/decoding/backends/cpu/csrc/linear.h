@@ -1,8 +1,8 @@
 // Linear layers: weights packed for the kernels, and their products with rows of inputs.
 //
-// Weights are float32, bfloat16 (widened when read), int8 or int4, both with a scale per output. For the latter two the inputs are
-// quantised, too, with a scale per row, and sums of products are exact. Sums, biases and results are float32. Shape letters: N
-// rows, O outputs, I inputs.
+// Weights are float32, bfloat16 (widened when read), int8 or int4, both with a scale per output, or int4 with a scale per output and
+// group of inputs. For the latter three the inputs are quantised, too, with a scale per row, and sums of products are exact, in
+// groups each group's. Sums, biases and results are float32. Shape letters: N rows, O outputs, I inputs.
 #pragma once
 
 #include <algorithm>
@@ -35,6 +35,7 @@ struct Input {
     std::vector<int8_t> prepared;  // (N, I), from -127 to 127
     std::vector<float> scale;      // (N,)
     std::vector<int32_t> start;    // (N,) -128 times the sum of a row: corrects for weights that have 128 for zero
+    std::vector<int32_t> starts;   // (N, I / GROUP) -8 times the sum of each group, for weights in groups
     std::vector<int8_t> rest;      // (N, I), four inputs after four
     std::vector<int32_t> rest_of;  // (N, I / 4) the number of the first of each four
     std::vector<int32_t> rests;    // (N,) how many fours
@@ -42,12 +43,15 @@ struct Input {
     void resize(size_t rows, size_t inputs, bool quantised) {
         if (values.size() < rows * inputs) values.resize(rows * inputs);
         if (quantised && prepared.size() < rows * inputs) {
-            prepared.resize(rows * inputs);
+            prepared.resize(rows * inputs), starts.resize(rows * inputs / GROUP);
             if (SPLITS) rest.resize(rows * inputs), rest_of.resize(rows * inputs / 4);
         }
         if (scale.size() < rows) scale.resize(rows), start.resize(rows), rests.resize(rows);
     }
-    void quantise(int row, int inputs, const float* x) {
+    void quantise(int row, const Linear& next, const float* x) {
+        const int inputs = next.inputs;
+        const bool groups = next.kind == INT4_GROUPS;
+        int32_t* starts = this->starts.data() + size_t(row) * inputs / GROUP;
         Floats most[2]{};  // two independent chains of comparisons; TILE inputs are two vectors
         for (int i = 0; i < inputs; i += 2 * W)
             for (int part = 0; part < 2; ++part) most[part] = maximum(most[part], magnitude(load(x + i + part * W)));
@@ -56,12 +60,16 @@ struct Input {
         const float factor = bound > 0 ? 127 / bound : 0;
         int8_t* to = prepared.data() + size_t(row) * inputs;
         rests[row] = 0;
-        Ints total{};
+        Ints total{}, group{};
         for (int i = 0; i < inputs; i += W) {
             // Rounded to the nearest, by truncating a positive number. What is no number counts as -127 everywhere.
             const Ints rounded = convert<int32_t>(fma(load(x + i), factor, 128.5f)), whole = maximum(rounded, 1) - 128;
             prepare(to + i, whole);
             total += whole;
+            if (groups) {
+                group += whole;
+                if ((i + W) % GROUP == 0) *starts++ = -8 * total_of(group), group = 0;
+            }
             if (crowded(to + i)) split(row, inputs, i);
         }
         start[row] = -128 * total_of(total);
@@ -101,9 +109,11 @@ struct Input {
 };
 
 template <class Weight>
-constexpr bool is_scaled = std::is_same_v<Weight, uint8_t> || std::is_same_v<Weight, Int4>;  // and its inputs are quantised
+constexpr bool is_grouped = std::is_same_v<Weight, Groups>;
+template <class Weight>  // and its inputs are quantised
+constexpr bool is_scaled = std::is_same_v<Weight, uint8_t> || std::is_same_v<Weight, Int4> || is_grouped<Weight>;
 template <class Weight>
-constexpr int BITS = std::is_same_v<Weight, Int4> ? 4 : 8 * sizeof(Weight);
+constexpr int BITS = std::is_same_v<Weight, Int4> || is_grouped<Weight> ? 4 : 8 * sizeof(Weight);
 // Whether R rows are many: multiplying a cache line of weights takes at least six cycles.
 template <int R, class X, class Weight>
 constexpr bool MANY = R * (512 / BITS<Weight>) / (std::is_same_v<X, float> ? 16 : 64) >= 6;
@@ -234,9 +244,73 @@ void add_rests(const Input& input, int row, int inputs, const Weight* w, float* 
     store(to + W, load_wide<int32_t, W>(to + W) + total[1]);
 }
 
+// Adds the products of a row's rests in a group of inputs, whose weights are `w`, to its sums; `number` rests have been added.
+INLINE void add_rests(const Input& input, int row, int inputs, const Int4* w, int group, int& number, Ints* sums) {
+    const int8_t* rest = input.rest.data() + size_t(row) * inputs;
+    const int32_t* first = input.rest_of.data() + size_t(row) * inputs / 4;
+    for (; number < input.rests[row] && first[number] < group + GROUP; ++number) {
+        const Int4* from = w + size_t(first[number] - group) * TILE / 2;
+        Ints left, right;
+        take(from, left, right);
+        const Quad value = quad(rest + 4 * number);
+        add_products(sums[0], value, left);
+        add_products(sums[1], value, right);
+    }
+}
+
+// Rows of an input from the `first` on.
+struct InputRows {
+    const Input& input;
+    int first;
+};
+
+// R rows times one panel of weights in groups -> to (R, TILE), without the scales of the rows. Each group's sum is an exact integer;
+// groups are added in order.
+template <int R>
+[[gnu::always_inline]] inline void product(InputRows rows, int inputs, const Groups* weights, float* to) {
+    const int8_t* x = rows.input.prepared.data() + size_t(rows.first) * inputs;
+    const int32_t* starts = rows.input.starts.data() + size_t(rows.first) * inputs / GROUP;
+    const Int4* w = reinterpret_cast<const Int4*>(weights);
+    const bool many = MANY<R, int8_t, Int4>, fetches = many || PREFETCHES;
+    int rests[R] = {};  // of each row, added so far
+    for (int i = 0; i < C * R; ++i) store(to + i * W, Floats(0));
+    for (int group = 0; group < inputs; group += GROUP, ++starts) {
+        if (fetches) prefetch<int(GROUP_BYTES)>(w, many ? FAR_AHEAD : AHEAD);
+        const Int4* const first = w;
+        Ints sums[R][2];
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {  // of lower four bits, and of whole bytes: see `separate`
+            const int32_t start = starts[size_t(r) * inputs / GROUP];
+            sums[r][0] = start, sums[r][1] = 17 * start;
+        }
+#pragma GCC unroll 2
+        for (int i = group; i < group + GROUP; i += 4) {
+            Ints left, right;
+            take(w, left, right);
+            if (HOLDS) hold(left), hold(right);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r) {
+                const Quad value = quad(x + size_t(r) * inputs + i);
+                add_products(sums[r][0], value, left);
+                add_products(sums[r][1], value, right);
+            }
+        }
+        const uint16_t* scales = reinterpret_cast<const uint16_t*>(w);
+        const Floats left_scale = load(scales), right_scale = load(scales + W) * 0x1p-4f;
+        w += 2 * TILE;
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+            if constexpr (SPLITS) add_rests(rows.input, rows.first + r, inputs, first, group, rests[r], sums[r]);
+            float* own = to + r * TILE;
+            store(own, fma(convert<float>(sums[r][0]), left_scale, load(own)));
+            store(own + W, fma(convert<float>(sums[r][1] - sums[r][0]), right_scale, load(own + W)));
+        }
+    }
+}
+
 // `product` for a number of rows known only at run time, at most R.
 template <int R, class X, class Weight>
-void product_of(int rows, const X* x, int inputs, const Weight* w, float* to) {
+void product_of(int rows, X x, int inputs, const Weight* w, float* to) {
     if constexpr (R > 1)
         if (rows < R) return product_of<R - 1>(rows, x, inputs, w, to);
     product<R>(x, inputs, w, to);
@@ -246,7 +320,7 @@ void product_of(int rows, const X* x, int inputs, const Weight* w, float* to) {
 INLINE Floats result_of(Ints sum, float scale, Floats factor, Floats bias) { return fma(convert<float>(sum) * scale, factor, bias); }
 
 // Turns the sums of a product with a panel, (count, TILE), into its results: see `multiply`. `start`, `scale`: of the rows.
-template <bool INTEGERS, class Place, class Write>
+template <class Weight, class Place, class Write>
 [[gnu::always_inline]] inline void finish(const Trailer& trailer, float* sums, int count, const int32_t* start, const float* scale,
                                           int padding, Place&& place, Write&& write) {
     Floats factor[C], bias[C];
@@ -257,7 +331,9 @@ template <bool INTEGERS, class Place, class Write>
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
             values[c] = load(sums + c * W);
-            if constexpr (INTEGERS) {
+            if constexpr (is_grouped<Weight>) {
+                values[c] = fma(values[c], scale[r], bias[c]);
+            } else if constexpr (is_scaled<Weight>) {
                 const Ints exact = bits_as<int32_t>(values[c]) + start[r];
                 values[c] = result_of(exact, scale[r], factor[c], bias[c]);
             } else {
@@ -276,25 +352,27 @@ template <bool INTEGERS, class Place, class Write>
 }
 
 // Multiplies rows with panels of one kind of weights. take(panel, first row, count, sums) takes the sums (count, TILE), integers where
-// inputs are quantised. Inlined code for one row keeps its sums in registers.
+// inputs are quantised and weights not in groups. Inlined code for one row keeps its sums in registers.
 template <class Weight, class Take>
 void multiply_by(const Linear& linear, const Input& input, Range rows, Range panels, Take&& finish) {
     constexpr bool SCALED = is_scaled<Weight>;
     const int total = rows.to - rows.from, inputs = linear.inputs;
     const auto x = [&](int row) {
-        if constexpr (SCALED)
+        if constexpr (is_grouped<Weight>)
+            return InputRows{input, row};
+        else if constexpr (SCALED)
             return input.prepared.data() + size_t(row) * inputs;
         else
             return input.values.data() + size_t(row) * inputs;
     };
     const auto take = [&](int panel, int first, int count, float* sums) __attribute__((always_inline)) {
-        if constexpr (SCALED && SPLITS)
+        if constexpr (SCALED && SPLITS && !is_grouped<Weight>)
             for (int r = 0; r < count; ++r)
                 if (input.rests[first + r]) add_rests(input, first + r, inputs, linear.weights<Weight>(panel), sums + r * TILE);
         finish(panel, first, count, sums);
     };
     if (total == 1) {
-        const auto* only = x(rows.from);
+        const auto only = x(rows.from);
         for (int panel = panels.from; panel < panels.to; ++panel) {
             alignas(64) float to[TILE];
             product<1>(only, inputs, linear.weights<Weight>(panel), to);
@@ -337,13 +415,14 @@ void multiply(const Linear& linear, const Input& input, Range rows, Range panels
     const auto by = [&]<class Weight>(Weight) {
         multiply_by<Weight>(linear, input, rows, panels, [&](int panel, int first, int count, float* sums) __attribute__((always_inline)) {
             const int column = panel * TILE, padding = std::max(0, column + TILE - linear.outputs);
-            finish<is_scaled<Weight>>(linear.trailer(panel), sums, count, input.start.data() + first, input.scale.data() + first, padding,
+            finish<Weight>(linear.trailer(panel), sums, count, input.start.data() + first, input.scale.data() + first, padding,
                                       [&](int r) { return place(first + r, column); }, write);
         });
     };
     if (linear.kind == FLOAT32) return by(float{});
     if (linear.kind == BFLOAT16) return by(uint16_t{});
     if (linear.kind == INT4) return by(Int4{});
+    if (linear.kind == INT4_GROUPS) return by(Groups{});
     by(uint8_t{});
 }
 
