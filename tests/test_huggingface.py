@@ -144,9 +144,11 @@ CASES = {  # class, changes of its config, generation config
         {"tie_word_embeddings": False, "encoder": OTHER_SIDE, "decoder": OTHER_SIDE},
         {"num_beams": 3},
     ),
+    "t5, several ends": ("T5", {}, {"eos_token_id": [9, 1, 30], "min_length": 3, "begin_suppress_tokens": [1, 9, 30]}),
+    "t5gemma, several ends": ("T5Gemma", {}, {"eos_token_id": [1, 7], "bad_words_ids": [[7], [8]]}),
     "umt5, tied": ("UMT5", {"feed_forward_proj": "gated-relu", "num_heads": 3, "d_kv": 32}, {"begin_suppress_tokens": [1]}),
 }
-QUICK = [name for name, (kind, *_) in CASES.items() if "T5" not in kind or name in ("t5 1.1", "umt5", "t5gemma")]
+QUICK = [name for name, (kind, *_) in CASES.items() if "T5" not in kind or name in ("t5 1.1", "umt5", "t5gemma", "t5, several ends")]
 BASES = {"Marian": MARIAN, "Pegasus": PEGASUS, "T5": T5, "MT5": T5, "UMT5": T5, "T5Gemma": GEMMA}
 NAMES = {"Marian": "MarianMTModel"}
 
@@ -205,10 +207,10 @@ def pair_of(verifier, drafter=None):
 
 
 def generated(model, sources, **options):
-    """The outputs of `generate` without start token and eos."""
+    """The outputs of `generate` without start token and what ends them."""
     rows = model.generate(**padded(sources, model.config.pad_token_id), num_beams=1, do_sample=False, **options).tolist()
-    eos = model.config.eos_token_id
-    return [row[1 : row.index(eos, 1) if eos in row[1:] else None] for row in rows]
+    eos = model.generation_config.eos_token_id
+    return [certificate.ended(row[1:], eos if isinstance(eos, list) else [eos]) for row in rows]
 
 
 def decoded(pair, sources, **settings):
@@ -240,6 +242,8 @@ def test_logits_are_those_of_transformers(case):
     targets = [[start_of(model), *(token for token in row if token != model.config.pad_token_id)] for row in targets]
     with torch.no_grad():
         wanted = model(**padded(sources, model.config.pad_token_id), decoder_input_ids=padded(targets, 3)["input_ids"]).logits
+    ends = [ours.spec.symbols.eos, *ours.spec.ends]  # exchange their logits: the first has the largest
+    wanted[..., ends] = wanted[..., ends].sort(-1, descending=True).values
     verifier = ModelVerifier(ours)
     state = verifier.start(len(sources))
     verifier.admit(state, Source(sources, ours.spec.symbols))
@@ -292,6 +296,11 @@ def searched(model, sources, beam, nbest, **options):
 def test_searches_are_those_of_generate(case, stopping):
     model, folder = case
     pair, sources = pair_of(read_model(folder)[0]), sources_of(model, 2, longest=9)
+    if pair.verifier.spec.ends:
+        for more in ({"beam": 2}, {"sampling": True}):
+            with pytest.raises(ValueError, match="several tokens end its outputs, which only greedy decoding supports"):
+                Engine(pair, Settings(threads=1, strategy="ar", **more))
+        return
     rules, ties = pair.verifier.spec.outputs, 0
     spec = replace(pair.verifier.spec, outputs=replace(rules, early_stopping=stopping))
     pair = replace(pair, verifier=replace(pair.verifier, spec=spec))
@@ -593,7 +602,10 @@ HOSTILE = [
     (changed("config.json", activation_function="tanh"), "activation function 'tanh'; available: relu, gelu"),
     (changed("config.json", scale_embedding="yes"), "scale_embedding is 'yes', neither true nor false"),
     (changed("config.json", normalize_before=True), "normalize_before True is not what BartForConditionalGeneration computes"),
-    (ASKS(eos_token_id=[2, 3]), "eos_token_id is [2, 3], not one token"),
+    (ASKS(eos_token_id=[2, "x"]), "eos_token_id is [2, 'x'], not a list of tokens"),
+    (ASKS(eos_token_id=[2, SIZE]), f"ending token {SIZE} is outside the vocabulary of {SIZE} tokens"),
+    (ASKS(eos_token_id=[2, 3], forced_bos_token_id=3), "forced_bos_token_id is 3, a token that ends"),
+    (ASKS(eos_token_id=[2, 3], begin_suppress_tokens=[2]), "begin_suppress_tokens [2] is not supported; only eos, [2, 3]"),
     (ASKS(decoder_start_token_id=SIZE), f"start token {SIZE} is outside the vocabulary of {SIZE} tokens"),
     (ASKS(bad_words_ids=[[3, 4]]), "bad_words_ids [[3, 4]] is not supported; only a list of single tokens"),
     (ASKS(bad_words_ids=[[SIZE]]), f"suppressed token {SIZE} is outside"),
@@ -700,7 +712,7 @@ HOSTILE_GEMMA = [
     (within("encoder", attention_bias=True), "missing weights: encoder.layers.0.self_attn.q_proj.bias"),
     (within("encoder", hidden_activation="quick_gelu"), "activation function 'quick_gelu'; available: relu, gelu"),
     (within("decoder", vocab_size=SIZE + 1), f"decoder.embed_tokens.weight has {SIZE} tokens, not the config's {SIZE + 1}"),
-    (ASKS(eos_token_id=[1, 7]), "eos_token_id is [1, 7], not one token"),
+    (ASKS(eos_token_id=[*range(1, 18)]), "ends beside eos, 1: at most 15, each another token"),
 ]
 
 

@@ -34,6 +34,7 @@ class Generation:
     symbols: Symbols
     forced: tuple[int, ...]
     suppressed: tuple[int, ...]
+    ends: tuple[int, ...]  # tokens that end an output, beside eos
     rules: OutputRules
 
     def symbols_with(self, unknown: int) -> Symbols:
@@ -52,8 +53,10 @@ def generation_of(asked: Asked, config: Asked, whole: bool) -> Generation:
     for name, value in asked.values.items() if whole else ():
         if name not in HONOURED | WITHOUT_EFFECT | NEUTRAL.keys() and value not in (None, False, [], {}):
             asked.faults.append(f"{asked.path.name}: unknown setting '{name:.80}'")
-    pad, eos, start = (asked.token(name) for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"))
-    eos = config.token("eos_token_id") if eos is None else eos
+    pad, start = (asked.token(name) for name in ("pad_token_id", "decoder_start_token_id"))
+    several = list(dict.fromkeys(asked.some_tokens("eos_token_id") or config.some_tokens("eos_token_id")))
+    own = config.get("eos_token_id")
+    eos = own if own in several else several[0] if several else None
     pad = config.token("pad_token_id") if pad is None else pad
     for each in (asked.token("bos_token_id"), config.token("decoder_start_token_id")):
         start = each if start is None else start
@@ -61,19 +64,20 @@ def generation_of(asked: Asked, config: Asked, whole: bool) -> Generation:
         if token is None:
             asked.faults.append(f"{asked.path.name}: no '{name}'")
     symbols = Symbols(pad or 0, eos or 0, start or 0, 0)
-    suppressed = suppressed_of(asked, symbols.eos)
+    suppressed = suppressed_of(asked, several)
     forced, last = asked.token("forced_bos_token_id"), asked.token("forced_eos_token_id")
     if forced is None and not whole and asked.flag("force_bos_token_to_be_generated", False):
         forced = asked.token("bos_token_id")
-    if forced is not None and (forced == symbols.eos or forced in suppressed):
+    if forced is not None and (forced in several or forced in suppressed):
         asked.fault("forced_bos_token_id", "a token that ends or may not be in an output")
     if last not in (None, symbols.eos):
         asked.refuse("forced_eos_token_id", f"eos, {symbols.eos}")
     prefix = () if forced is None else (forced,)
-    return Generation(symbols, prefix, suppressed, rules_of(asked, symbols.eos, last is not None))
+    ends = tuple(token for token in several if token != eos)
+    return Generation(symbols, prefix, suppressed, ends, rules_of(asked, several, last is not None))
 
 
-def suppressed_of(asked: Asked, eos: int) -> tuple[int, ...]:
+def suppressed_of(asked: Asked, ends: list[int]) -> tuple[int, ...]:
     """The tokens that no output contains. `generate` never bans eos as a bad word."""
     bad = asked.get("bad_words_ids")
     words = bad if isinstance(bad, list) else []
@@ -83,22 +87,22 @@ def suppressed_of(asked: Asked, eos: int) -> tuple[int, ...]:
         asked.refuse("bad_words_ids", "a list of single tokens")
         words = []
     tokens = asked.tokens("suppress_tokens")
-    if eos in tokens:
+    if {*ends} & {*tokens}:
         asked.refuse("suppress_tokens", "tokens other than eos")
-    return tuple(sorted({*tokens, *(word[0] for word in words if word != [eos])}))
+    return tuple(sorted({*tokens, *(word[0] for word in words if word[0] not in ends)}))
 
 
-def rules_of(asked: Asked, eos: int, ends: bool) -> OutputRules:
+def rules_of(asked: Asked, several: list[int], ends: bool) -> OutputRules:
     """`generate` counts the start token, and the eos that it forces, in lengths. Limits on new tokens precede the others."""
     length = asked.whole("max_length", None, least=2 + ends)
     if (tokens := asked.whole("max_new_tokens", None, least=1 + ends)) is not None:
         length = tokens + 1
     least = asked.whole("min_new_tokens", max(0, asked.whole("min_length", 0) - 1))
     begins = asked.tokens("begin_suppress_tokens")
-    if begins == [eos]:
+    if begins and {*begins} == {*several}:
         least = max(1, least)
     elif begins:
-        asked.refuse("begin_suppress_tokens", f"eos, [{eos}]")
+        asked.refuse("begin_suppress_tokens", f"eos, {several}")
     stopping, repeats = asked.get("early_stopping"), asked.whole("no_repeat_ngram_size", 0)
     if stopping not in (None, "never") and type(stopping) is not bool:
         asked.refuse("early_stopping", "true, false or never")
