@@ -1,4 +1,4 @@
-"""An imported MarianMT model: our decoding beside transformers, CTranslate2 and Marian, greedy, on the same weights and tokens.
+"""An imported model, MarianMT or T5: our decoding beside transformers, CTranslate2 and Marian, greedy, on the same weights and tokens.
 
     python benchmarks/imported.py --original DIR --model DIR --input FILE [--sentences 100] [--rounds 5] [--batch-sizes 1 8]
 
@@ -91,9 +91,8 @@ def ctranslate2(dtype: str, options: argparse.Namespace) -> Decode:
 
     from specdec_plugins.measure.certificate import library
 
-    library()  # transformers, which the converter reads
-
-    vocabulary = json.loads((Path(options.original) / "vocab.json").read_text("utf-8"))
+    tokenizer = library().AutoTokenizer.from_pretrained(options.original, local_files_only=True)
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
     pieces = sorted(vocabulary, key=vocabulary.__getitem__)
     with tempfile.TemporaryDirectory() as folder:
         TransformersConverter(options.original).convert(f"{folder}/converted")
