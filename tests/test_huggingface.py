@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import sys
 from copy import deepcopy
@@ -26,8 +27,8 @@ from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.requests import Source
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.engine import Engine
-from specdec_plugins.formats.folder import Pair
-from specdec_plugins.formats.huggingface import FAMILIES, read_model, t5
+from specdec_plugins.formats.folder import Pair, load_folder
+from specdec_plugins.formats.huggingface import FAMILIES, read_model, t5, task_of
 from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.families import ACTIVATIONS
 from specdec_plugins.formats.huggingface.generation import generation_of
@@ -438,6 +439,38 @@ def test_an_imported_folder_is_certified(published, tmp_path, capsys, monkeypatc
     assert len((tmp_path / "out").read_text().split("\n")) == 10
 
 
+SUMMARIES = {
+    "prefix": "summarize: ", "early_stopping": True, "length_penalty": 2.0, "max_length": 200, "min_length": 30,
+    "no_repeat_ngram_size": 3, "num_beams": 4,
+}  # fmt: skip
+
+
+def test_a_folder_of_one_task_has_its_settings(tmp_path, capsys):
+    """As t5-small's config names them, over those of the whole model."""
+    tokenizer = {name: value for name, value in hf_text.t5(tmp_path / "t5").items() if name != "model_type"}
+    odd = {"max_new_tokens": 7, "num_beams": 1, "min_new_tokens": 2}
+    tasks = {"summarization": SUMMARIES, "odd": odd, "wrong": {"do_sample": True, "x": 1, "num_beams": "2", "prefix": 3}}
+    given = {"num_beams": 2, "length_penalty": 0.5, "min_length": 4}
+    made("T5", {**tokenizer, "task_specific_params": tasks}, given).float().save_pretrained(tmp_path / "t5")
+    arguments = [str(tmp_path / "t5"), "--output", str(tmp_path / "out"), "--task"]
+    assert import_model.main([*arguments, "summarization"]) == 0
+    pair = load_folder(tmp_path / "out")
+    assert pair.verifier.spec.outputs == OutputRules("huggingface", False, 199, 29, 3, 4, 2.0, "true")
+    assert pair.codec.decode(pair.codec.encode("The dog").ids).startswith("summarize: The")
+    rules = load_folder(tmp_path / "t5").verifier.spec.outputs
+    assert task_of(tmp_path / "t5", "odd", rules) == (OutputRules("huggingface", False, 7, 2, 0, 1, 0.5), None)
+    for task, message in (
+        ("translation", "task 'translation' has no settings; these have: odd, summarization, wrong"),
+        ("wrong", "prefix is 3, not a word; config.json: do_sample True is not supported; only False; 'x' is not a setting of"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            task_of(tmp_path / "t5", task, rules)
+    assert import_model.main([*arguments, "summarization", "--check"]) == 2
+    assert "--task cannot be combined with --check" in capsys.readouterr().err
+    assert import_model.main([str(tmp_path / "out"), "--output", str(tmp_path / "more"), "--task", "odd"]) == 1
+    assert "tasks are those of a Hugging Face folder's config.json" in capsys.readouterr().err
+
+
 def test_a_smaller_model_needs_the_same_vocabulary(tmp_path):
     folders = [tmp_path / name for name in ("one", "other")]
     for folder, codes in zip(folders, ((), (">>fra<<",))):
@@ -584,7 +617,9 @@ HOSTILE = [
     (lambda folder: (folder / "model.safetensors").unlink(), "no weights in it; expected model.safetensors or pytorch_model.bin"),
     (lambda folder: (folder / "config.json").write_text("["), "config.json: damaged or not ours"),
     (lambda folder: (folder / "generation_config.json").write_bytes(b"\xff"), "generation_config.json: damaged or not ours"),
-    (changed("config.json", model_type="longt5"), "model_type 'longt5' is not supported; available: marian, m2m_100, bart"),
+    (changed("config.json", model_type="longt5"), "model_type 'longt5' is not supported (the nearest that is: t5); available: marian, m2m"),
+    (changed("config.json", model_type="x"), "model_type 'x' is not supported; available: marian, m2m_100, bart"),
+    (changed("config.json", model_type="t5gemma2"), "model_type 't5gemma2' is not supported (the nearest that is: t5gemma)"),
     (changed("config.json", model_type=["bart"]), "model_type ['bart'] is not supported"),
     (changed("config.json", architectures=["BartForSequenceClassification"]), "bart needs BartForConditionalGeneration"),
     (changed("config.json", d_model=10**9), "wider than 65,536"),

@@ -46,10 +46,7 @@ def generation_of(asked: Asked, config: Asked, whole: bool) -> Generation:
     """How outputs begin and end. ``asked`` is generation_config.json, a ``whole`` file of such settings, or config.json, where
     they used to be.
     """
-    for name, neutral in NEUTRAL.items():
-        value = asked.get(name)
-        if value is not None and value not in neutral and value != []:
-            asked.refuse(name, " or ".join(map(str, neutral)) or "none")
+    neutral_only(asked)
     for name, value in asked.values.items() if whole else ():
         if name not in HONOURED | WITHOUT_EFFECT | NEUTRAL.keys() and value not in (None, False, [], {}):
             asked.faults.append(f"{asked.path.name}: unknown setting '{name:.80}'")
@@ -77,6 +74,14 @@ def generation_of(asked: Asked, config: Asked, whole: bool) -> Generation:
     return Generation(symbols, prefix, suppressed, ends, rules_of(asked, several, last is not None))
 
 
+def neutral_only(asked: Asked) -> None:
+    """Refuse settings that change greedy outputs and are not supported."""
+    for name, neutral in NEUTRAL.items():
+        value = asked.get(name)
+        if value is not None and value not in neutral and value != []:
+            asked.refuse(name, " or ".join(map(str, neutral)) or "none")
+
+
 def suppressed_of(asked: Asked, ends: list[int]) -> tuple[int, ...]:
     """The tokens that no output contains. `generate` never bans eos as a bad word."""
     bad = asked.get("bad_words_ids")
@@ -90,6 +95,23 @@ def suppressed_of(asked: Asked, ends: list[int]) -> tuple[int, ...]:
     if {*ends} & {*tokens}:
         asked.refuse("suppress_tokens", "tokens other than eos")
     return tuple(sorted({*tokens, *(word[0] for word in words if word[0] not in ends)}))
+
+
+def rules_under(asked: Asked, rules: OutputRules) -> OutputRules:
+    """A model's rules with those of its settings that a task has instead, which must be rules of outputs; faults go to ``asked``."""
+    before = {
+        "max_length": None if rules.limit is None else rules.limit + 1 + rules.ends, "min_new_tokens": rules.min_length,
+        "no_repeat_ngram_size": rules.no_repeat, "num_beams": rules.beams, "length_penalty": rules.length_penalty,
+        "early_stopping": {"true": True, "false": False}.get(rules.early_stopping, rules.early_stopping),
+        "renormalize_logits": rules.renormalize,
+    }  # fmt: skip
+    neutral_only(asked)
+    for name in asked.values:
+        if name not in before.keys() | {"min_length", "max_new_tokens"} | WITHOUT_EFFECT | NEUTRAL.keys():
+            asked.faults.append(f"'{name:.80}' is not a setting of outputs")
+    if asked.get("min_length") is not None:
+        del before["min_new_tokens"]
+    return rules_of(Asked(asked.path, {**before, **asked.values}, asked.faults), [], rules.ends)
 
 
 def rules_of(asked: Asked, several: list[int], ends: bool) -> OutputRules:

@@ -525,9 +525,10 @@ class Forward {
         if (stack.logits_cap || !stack.ends.empty()) {
             sync();
             each_row(part, [&](int row) {
-                float* logits = pass.output + rows[row].target * stack.projection->outputs;
-                for (int i = 0; stack.logits_cap && i < stack.projection->outputs; ++i)
-                    logits[i] = first(capped(logits[i], stack.logits_cap));
+                const int count = stack.projection->outputs, whole = count / W * W;
+                float* logits = pass.output + rows[row].target * count;
+                for (int i = 0; stack.logits_cap && i < whole; i += W) store(logits + i, capped(load(logits + i), stack.logits_cap));
+                for (int i = whole; stack.logits_cap && i < count; ++i) logits[i] = first(capped(logits[i], stack.logits_cap));
                 order_ends(logits);
             });
         }
