@@ -14,7 +14,7 @@ import hf_text
 import numpy as np
 import pytest
 import torch
-from conftest import transformers
+from conftest import ROOT, transformers
 from naive import untrained_glide
 from safetensors.torch import load_file, save_file
 from support import long_but
@@ -437,6 +437,23 @@ def test_an_imported_folder_is_certified(published, tmp_path, capsys, monkeypatc
     command = ["--model", folder, "--drafter", output, *options, tmp_path / "text", "-o", tmp_path / "out", "--quiet"]
     assert translate.main([*map(str, command), "--threads", "1"]) == 0
     assert len((tmp_path / "out").read_text().split("\n")) == 10
+
+
+def test_what_stands_in_place_of_the_pipelines_runs(tmp_path, monkeypatch, capsys):
+    """The examples of the manual, each in three lines, with tiny models of the names in them."""
+    made_of = {"opus-mt-en-de": (hf_text.marian, "Marian"), "bart-large-cnn": (hf_text.bart, "Bart"), "flan-t5-base": (hf_text.t5, "T5")}
+    text = (ROOT / "docs/bring-your-huggingface-model.md").read_text(encoding="utf-8").partition("## In place of the pipelines")[2]
+    examples = re.findall(r"```python\n(.*?)```", text.partition("\n## ")[0], re.S)
+    monkeypatch.setattr("specdec_plugins.formats.hub.find", lambda name: tmp_path / str(name).split("/")[-1])
+    for example, (name, (tokenizer, kind)) in zip(examples, made_of.items(), strict=True):
+        config = {key: value for key, value in tokenizer(tmp_path / name).items() if key != "model_type"}
+        if kind == "Marian":
+            config["decoder_start_token_id"] = config["pad_token_id"]
+        limits = {} if kind == "T5" else {"max_position_embeddings": 128}
+        made(kind, {**config, **limits}, {"num_beams": 2}).float().save_pretrained(tmp_path / name)
+        assert name in example and len(example.strip().split("\n")) == 3
+        exec(compile(example, name, "exec"), {})
+        assert capsys.readouterr().out.strip()
 
 
 SUMMARIES = {
