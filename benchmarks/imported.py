@@ -1,4 +1,4 @@
-"""An imported model, MarianMT or T5: our decoding beside transformers, CTranslate2 and Marian, greedy, on the same weights and tokens.
+"""An imported model, MarianMT or T5: our decoding beside transformers, CTranslate2 and Marian, greedy, on the same weights.
 
     python benchmarks/imported.py --original DIR --model DIR --input FILE [--sentences 100] [--rounds 5] [--batch-sizes 1 8]
 

@@ -64,11 +64,17 @@ def t5_tokenizer_of(args: argparse.Namespace) -> Any:
     model = args.output / "spiece.model"
     if not model.exists():
         text = (line for lang in (args.source_lang, args.target_lang) for line in read(args.data, "train", lang))
-        ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=text, model_prefix=str(args.output / "spiece"), vocab_size=args.pieces, character_coverage=1.0,
-            minloglevel=2, **ids,
-        )  # fmt: skip
+            sentence_iterator=text,
+            model_prefix=str(args.output / "spiece"),
+            vocab_size=args.pieces,
+            character_coverage=1.0,
+            minloglevel=2,
+            pad_id=0,
+            eos_id=1,
+            unk_id=2,
+            bos_id=-1,
+        )
     spm = sentencepiece.SentencePieceProcessor(model_file=str(model))
     scored = [(spm.id_to_piece(number), spm.get_score(number)) for number in range(len(spm))]
     return transformers.T5Tokenizer(vocab=scored, extra_ids=0)
@@ -76,9 +82,17 @@ def t5_tokenizer_of(args: argparse.Namespace) -> Any:
 
 def t5_of(args: argparse.Namespace, size: int) -> Any:
     config = transformers.T5Config(
-        vocab_size=size, d_model=args.width, d_kv=64, d_ff=2 * args.width, num_layers=args.layers, num_heads=3 * args.width // 256,
-        feed_forward_proj="gated-gelu", tie_word_embeddings=False, dropout_rate=args.dropout, decoder_start_token_id=0,
-    )  # fmt: skip
+        vocab_size=size,
+        d_model=args.width,
+        d_kv=64,
+        d_ff=2 * args.width,
+        num_layers=args.layers,
+        num_heads=3 * args.width // 256,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        dropout_rate=args.dropout,
+        decoder_start_token_id=0,
+    )
     model = transformers.T5ForConditionalGeneration(config)
     model.generation_config.max_length = 200
     return model

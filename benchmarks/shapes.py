@@ -6,9 +6,10 @@
 
 Models with random weights do all the work of a trained pair. Their output layer is made so that drafts are as often right, and as
 sure of it, as the demo pair's (widths of 256 and more), and outputs have a fixed length: speeds are those of a pair of this shape
-whose drafts are as good. CTranslate2, Marian and fairseq, where installed, decode the same sources to the same length with a
-verifier of the same shape. `--shape` names T5's of known sizes. Each system runs in its own process, in turn. `ar` always runs, as other figures are relative to it;
-where memory is short, measure the others in several runs (`--systems marian`). The last line is JSON.
+whose drafts are as good. `--shape` names T5's of known sizes. CTranslate2, Marian and fairseq, where installed, decode the same
+sources to the same length with a verifier of the same shape. Each system runs in its own process, in turn. `ar` always runs, as
+other figures are relative to it; where memory is short, measure the others in several runs (`--systems marian`). The last line is
+JSON.
 """
 
 import argparse
@@ -127,9 +128,16 @@ def make_pair(options: argparse.Namespace, folder: Path) -> "Pair":
     (folder / "dict.txt").write_text(words, encoding="utf-8")
     files = dict.fromkeys(("source", "target"), folder / "dict.txt")
     shape = Shape(
-        options.layers, options.drafter_layers, options.width, options.inner, options.heads, options.vocabulary, options.drafted,
-        head=options.head, t5=options.shape is not None,
-    )  # fmt: skip
+        options.layers,
+        options.drafter_layers,
+        options.width,
+        options.inner,
+        options.heads,
+        options.vocabulary,
+        options.drafted,
+        head=options.head,
+        t5=options.shape is not None,
+    )
     return Pair.open(*random_pair(shape), CodecConfig("fairseq-bpe", "random", files, "xa", "xb"))
 
 
@@ -156,7 +164,10 @@ def predictable(pair: "Pair") -> tuple["Model", "DrafterModel"]:
     expected[wrong] = expected[wrong].roll(1)
     # Of a position's normalised embedding, a third is the position, if any; the other logits are normally distributed.
     spec = verifier.spec.decoder
-    strength, others = (table.size(1) / (4 if spec.embedding.offset is None else 6)) ** 0.5 * sharpness, math.log(size) + sharpness**2 / 4
+    strength, others = (
+        (table.size(1) / (4 if spec.embedding.offset is None else 6)) ** 0.5 * sharpness,
+        math.log(size) + sharpness**2 / 4,
+    )
     factor = torch.tensor([(others + math.log(sure / (1 - sure))) / strength for _, sure, _ in found])
     output = table.clone()
     output[FIRST:size, :half] = table[FIRST:size, :half].roll(1, 0)
@@ -299,8 +310,8 @@ def ours(pair: "Pair", dtype: str, block: str, options: argparse.Namespace) -> D
     made = (pair.verifier, pair.drafter) if beam else predictable(pair)
     known = int(options.drafted * options.vocabulary) - FIRST  # tokens with a successor
     drafter, verifier = assemble(made[0], made[1] if block != "0" else None, device, dtype, options.threads, options.kernels)
-    if block == "0" and device == "cpu":
-        print(f"{dtype:8} a pass reads {weight_bytes(verifier.model.stack) / 1e6:,.0f} MB of weights", flush=True)
+    if block == "0" and (stack := getattr(verifier.model, "stack", None)):
+        print(f"{dtype:8} a pass reads {weight_bytes(stack) / 1e6:,.0f} MB of weights", flush=True)
     controller: Controller = FixedLength(0 if block == "auto" else int(block))
     if block == "auto":
         controller = Throughput(pair.block_size, confident=drafter.traits.confident, searches=beam is not None)
@@ -320,6 +331,7 @@ def ours(pair: "Pair", dtype: str, block: str, options: argparse.Namespace) -> D
 
 def weight_bytes(stack: "Stack") -> int:
     """The weights that a pass of one row reads, those of a screened output layer by half."""
+    assert stack.projection is not None, "a decoder"
     projection = stack.projection.weight_bytes // (2 if stack.plane else 1)
     return sum(linear.weight_bytes for linear in stack.linears) + projection
 

@@ -258,16 +258,32 @@ def build_t5gemma(folder: Path, other: Path) -> None:
     """A T5Gemma as published, with the tokenizer.json of ``other``, and several tokens that end outputs."""
     folder.mkdir()
     side = {
-        "vocab_size": SIZE, "hidden_size": WIDTH, "intermediate_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "head_dim": 16, "query_pre_attn_scalar": 16, "max_position_embeddings": 30, "sliding_window": 30,
-        "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0, "layer_types": ["sliding_attention"],
-        "rope_parameters": {"rope_type": "default", "rope_theta": 300.0}, "rms_norm_eps": 1e-6,
+        "vocab_size": SIZE,
+        "hidden_size": WIDTH,
+        "intermediate_size": WIDTH,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "max_position_embeddings": 30,
+        "sliding_window": 30,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 5.0,
+        "layer_types": ["sliding_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+        "rms_norm_eps": 1e-6,
         "hidden_activation": "gelu_pytorch_tanh",
-    }  # fmt: skip
+    }
     config = {
-        "model_type": "t5gemma", "architectures": ["T5GemmaForConditionalGeneration"], "encoder": side, "decoder": side,
-        "is_encoder_decoder": True, "tie_word_embeddings": True, "vocab_size": SIZE,
-    }  # fmt: skip
+        "model_type": "t5gemma",
+        "architectures": ["T5GemmaForConditionalGeneration"],
+        "encoder": side,
+        "decoder": side,
+        "is_encoder_decoder": True,
+        "tie_word_embeddings": True,
+        "vocab_size": SIZE,
+    }
     generation = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": [1, 7], "max_length": 20}
     asked = Asked(folder / "config.json", config)
     spec = t5gemma.spec_of(asked, generation_of(Asked(asked.path, generation), asked, True))
@@ -286,8 +302,20 @@ def build_t5gemma(folder: Path, other: Path) -> None:
     tokenizer["model"]["vocab"][3][0] = "<unk>"
     tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "content": "<unk>", "id": 3})
     tokenizer["model"]["unk_id"] = 3
+    bos, text = {"SpecialToken": {"id": "<bos>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [bos, text],
+        "pair": [bos, text, bos, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<bos>": {"id": "<bos>", "ids": [2], "tokens": ["<bos>"]}},
+    }
     settings = {"tokenizer_class": "GemmaTokenizer", "add_bos_token": True}
-    for name, content in (("config", config), ("generation_config", generation), ("tokenizer_config", settings), ("tokenizer", tokenizer)):
+    for name, content in (
+        ("config", config),
+        ("generation_config", generation),
+        ("tokenizer_config", settings),
+        ("tokenizer", tokenizer),
+    ):
         (folder / f"{name}.json").write_text(json.dumps(content))
 
 

@@ -39,7 +39,7 @@ def published(folder, tokenizer, kind, seed=0, ending=False, **changes):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_drafter_trained_on_the_models_own_outputs(family, tmp_path):
-    """Of `glide`, which reads keys without positions and adds its bias, or rotated keys: outputs stay the model's in every type."""
+    """Of `glide`, which reads keys without positions and adds its bias, or rotated keys: outputs stay the model's."""
     folder, text = published(tmp_path / "model", *FAMILIES[family], ending=True), tmp_path / "text"
     text.write_text("\n".join(TEXT) + "\n", encoding="utf-8")
     how = ["--updates", "30", "--precision", "float32", "--threads", "1"]

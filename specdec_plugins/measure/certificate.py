@@ -92,6 +92,13 @@ def ended(row: list[int], ends: Collection[int]) -> list[int]:
     return row[: next((at for at, token in enumerate(row) if token in ends), None)]
 
 
+def exchanged(logits: np.ndarray, ends: list[int]) -> np.ndarray:
+    """Logits (..., V) as a model has them whose tokens ``ends`` end outputs: see `ModelSpec`."""
+    logits = logits.copy()
+    logits[..., ends] = -np.sort(-logits[..., ends])
+    return logits
+
+
 @torch.inference_mode()
 def certify(
     original: str,
@@ -145,9 +152,7 @@ def certify(
         verifier.admit(state, Source([source.ids], symbols))
         loaded: LoadedModel = verifier.model  # type: ignore[attr-defined]
         ours = loaded.host(loaded.read(state, Reading([written], [0])).logits()[0])
-        exchanged = logits.numpy().copy()
-        exchanged[:, ends] = -np.sort(-exchanged[:, ends])  # ours exchange theirs: see `ModelSpec`
-        largest = max(largest, float(np.abs(ours - exchanged).max()))
+        largest = max(largest, float(np.abs(ours - exchanged(logits.numpy(), ends)).max()))
         if wanted != tokens:
             at = agreeing(wanted, tokens)
             best, own = ([*each, symbols.eos][at] for each in (wanted, tokens))

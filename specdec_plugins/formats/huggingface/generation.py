@@ -98,7 +98,7 @@ def suppressed_of(asked: Asked, ends: list[int]) -> tuple[int, ...]:
 
 
 def rules_under(asked: Asked, rules: OutputRules) -> OutputRules:
-    """A model's rules with those of its settings that a task has instead, which must be rules of outputs; faults go to ``asked``."""
+    """A model's rules with those of its settings that a task has instead, rules of outputs alone; faults go to ``asked``."""
     before = {
         "max_length": None if rules.limit is None else rules.limit + 1 + rules.ends, "min_new_tokens": rules.min_length,
         "no_repeat_ngram_size": rules.no_repeat, "num_beams": rules.beams, "length_penalty": rules.length_penalty,
