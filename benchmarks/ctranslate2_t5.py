@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from specdec_plugins.decoding.backends.cpu.binding import floats
 from specdec_plugins.formats.arrays import array
 from specdec_plugins.formats.spec import Model
 from specdec_plugins.model.spec import SideSpec
@@ -39,9 +40,9 @@ def spec_of(model: Model, symbols: Sequence[str], dtype: str) -> Any:
     stored = np.float32 if dtype == "float32" else np.float16
 
     def weight(*names: str) -> np.ndarray:
-        made = np.concatenate([array(model.tensors[f"{name}.weight"]) for name in names]).astype(stored)
-        made[:1] = made[:1] * stored(1 + unlike.random() / 64)
-        return made
+        rows = [floats(array(model.tensors[f"{name}.weight"])) for name in names]
+        rows[0] = np.concatenate([rows[0][:1] * (1 + unlike.random(dtype=np.float32) / 64), rows[0][1:]])
+        return np.concatenate(rows).astype(stored)
 
     def fill(name: str, side: SideSpec, stack: Any) -> None:
         stack.scale_embeddings = False

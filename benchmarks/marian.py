@@ -94,6 +94,7 @@ def t5_of(args: argparse.Namespace, size: int) -> Any:
         decoder_start_token_id=0,
     )
     model = transformers.T5ForConditionalGeneration(config)
+    torch.nn.init.normal_(model.lm_head.weight, std=args.width**-0.5)  # transformers' 1 makes logits too large to learn from
     model.generation_config.max_length = 200
     return model
 
@@ -207,6 +208,7 @@ def main() -> None:
     p.add_argument("--pieces", type=int, default=4500, metavar="N", help="of each SentencePiece model (default: 4500)")
     p.add_argument("--width", type=int, default=256, metavar="N")
     p.add_argument("--layers", type=int, default=4, metavar="N", help="of the encoder and of the decoder")
+    p.add_argument("--scored", type=int, metavar="N", help="lines of valid (default: all)")
     args = p.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(1)
@@ -222,7 +224,7 @@ def main() -> None:
     train(model, pairs, args.tokens, args.updates, args.output / "training.pt")
     model.eval().save_pretrained(args.output)
     tokenizer.save_pretrained(args.output)
-    print(f"valid, greedy: {bleu(model, tokenizer, *text['valid'])}")
+    print(f"valid, greedy: {bleu(model, tokenizer, *(lines[: args.scored] for lines in text['valid']))}")
 
 
 if __name__ == "__main__":

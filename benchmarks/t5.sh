@@ -9,8 +9,9 @@ data=$(realpath "$1") && mkdir -p "$2" && out=$(realpath "$2")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-.venv/bin/python}
 size=(--width 512 --layers 8 --pieces 8000 --updates 2200) minutes=20 sentences=200 rounds=5
-[ "${3:-}" != --tiny ] || { size=(--width 256 --layers 2 --pieces 2000 --updates 60); minutes=1 sentences=20 rounds=1; }
-export PYTHONPATH=$PWD
+[ "${3:-}" != --tiny ] || { size=(--width 256 --layers 1 --pieces 1000 --tokens 1024 --updates 200 --scored 32); minutes=1 sentences=20 rounds=1
+    export OMP_NUM_THREADS=1; }
+export PYTHONPATH=$PWD OMP_WAIT_POLICY=passive
 
 "$python" benchmarks/marian.py --data "$data" --output "$out/original" --t5 "${size[@]}"
 [ -d "$out/imported" ] || "$python" -m specdec_plugins.commands.import_model "$out/original" --output "$out/imported" --check
