@@ -31,7 +31,7 @@ from specdec_plugins.formats.folder import Pair, load_folder
 from specdec_plugins.formats.huggingface import FAMILIES, read_model, t5, task_of
 from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.families import ACTIVATIONS
-from specdec_plugins.formats.huggingface.generation import generation_of
+from specdec_plugins.formats.huggingface.generation import HONOURED, NEUTRAL, WITHOUT_EFFECT, generation_of
 from specdec_plugins.formats.spec import DrafterModel
 from specdec_plugins.measure import certificate
 from specdec_plugins.measure.certificate import LINES
@@ -870,6 +870,11 @@ def test_settings_without_a_file_of_their_own_count(plain, tmp_path):
     changed("config.json", **old)(tmp_path / "folder")
     spec = read_model(tmp_path / "folder")[0].spec
     assert spec.outputs == OutputRules("huggingface", True, 140, 55, 3, 4, 2.0, "true") and spec.forced == (0,)
+
+
+def test_every_setting_of_generate_is_known():
+    """To be honoured, refused, or without effect here."""
+    assert vars(transformers().GenerationConfig()).keys() <= HONOURED | WITHOUT_EFFECT | NEUTRAL.keys()
 
 
 def test_limits_on_new_tokens_precede_the_others(plain, tmp_path):

@@ -20,7 +20,8 @@ WITHOUT_EFFECT = {
     "output_scores", "output_logits", "return_dict_in_generate", "is_assistant", "num_assistant_tokens",
     "num_assistant_tokens_schedule", "assistant_confidence_threshold", "prompt_lookup_num_tokens", "max_matching_ngram_size",
     "assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "low_memory", "compile_config", "disable_compile",
-    "prefill_chunk_size", "_from_model_config", "_commit_hash", "transformers_version",
+    "prefill_chunk_size", "assistant_ensemble_weight", "speculation_type", "use_mtp", "continuous_batching_config",
+    "_from_model_config", "_commit_hash", "transformers_version",
 }  # fmt: skip
 HONOURED = {
     "max_length", "max_new_tokens", "min_length", "min_new_tokens", "no_repeat_ngram_size", "bad_words_ids", "suppress_tokens",
