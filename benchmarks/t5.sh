@@ -8,8 +8,8 @@ set -euo pipefail
 data=$(realpath "$1") && mkdir -p "$2" && out=$(realpath "$2")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-.venv/bin/python}
-size=(--width 512 --layers 8 --pieces 8000 --updates 2200) minutes=20 sentences=200 rounds=5
-[ "${3:-}" != --tiny ] || { size=(--width 256 --layers 1 --pieces 1000 --tokens 1024 --updates 200 --scored 32); minutes=1 sentences=20 rounds=1
+size=(--width 512 --layers 8 --pieces 8000 --updates 2200 --dropout 0.1) minutes=20 sentences=200 rounds=5
+[ "${3:-}" != --tiny ] || { size=(--width 256 --layers 1 --pieces 2500 --tokens 512 --updates 120 --dropout 0 --scored 16); minutes=1 sentences=20 rounds=1
     export OMP_NUM_THREADS=1; }
 export PYTHONPATH=$PWD OMP_WAIT_POLICY=passive
 
