@@ -127,7 +127,7 @@ def certify(
     step(f"decoding {len(lines):,} lines", LOADED)
     found = {each.index: each.tokens for each in engine.decode(requests, None, None)}
     beam = engine.rules.beam()
-    beams = [replace(request, beam=beam) for request in requests] if beam.size > 1 else []
+    beams = [replace(request, beam=beam) for request in requests] if beam.size > 1 and not pair.verifier.spec.ends else []
     searched = {each.index: each.tokens for each in engine.decode(beams, 1, None)}
     symbols, verifier = pair.verifier.spec.symbols, engine.roles.verifier
     ends = [symbols.eos, *pair.verifier.spec.ends]
@@ -164,7 +164,7 @@ def certify(
         counts["texts"],
         largest,
         tuple(differences),
-        beam.size,
+        beam.size if beams else 1,
         counts["searched"],
         transformers=transformers.__version__,
     )

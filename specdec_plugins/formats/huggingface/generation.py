@@ -54,7 +54,7 @@ def generation_of(asked: Asked, config: Asked, whole: bool) -> Generation:
     pad, start = (asked.token(name) for name in ("pad_token_id", "decoder_start_token_id"))
     several = list(dict.fromkeys(asked.some_tokens("eos_token_id") or config.some_tokens("eos_token_id")))
     own = config.get("eos_token_id")
-    eos = own if own in several else several[0] if several else None
+    eos = own if type(own) is int and own in several else several[0] if several else None
     pad = config.token("pad_token_id") if pad is None else pad
     for each in (asked.token("bos_token_id"), config.token("decoder_start_token_id")):
         start = each if start is None else start
