@@ -94,6 +94,8 @@ def ctranslate2(dtype: str, options: argparse.Namespace) -> Decode:
     tokenizer = library().AutoTokenizer.from_pretrained(options.original, local_files_only=True)
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     pieces = sorted(vocabulary, key=vocabulary.__getitem__)
+    asked = json.loads((Path(options.original) / "generation_config.json").read_text("utf-8"))
+    longest = asked.get("max_length", 513) - 1  # `generate` counts the start token
     with tempfile.TemporaryDirectory() as folder:
         TransformersConverter(options.original).convert(f"{folder}/converted")
         translator = ctranslate2.Translator(
@@ -102,7 +104,7 @@ def ctranslate2(dtype: str, options: argparse.Namespace) -> Decode:
 
     def decode(sources: list[list[int]], batch_size: int) -> list[list[int]]:
         tokens = [[pieces[token] for token in source] for source in sources]
-        found = translator.translate_batch(tokens, max_batch_size=batch_size, beam_size=1, max_decoding_length=512)
+        found = translator.translate_batch(tokens, max_batch_size=batch_size, beam_size=1, max_decoding_length=longest)
         return [[vocabulary[token] for token in each.hypotheses[0]] for each in found]
 
     return decode
