@@ -1,4 +1,4 @@
-"""An imported MarianMT model: our decoding beside transformers, CTranslate2 and Marian, greedy, on the same weights and tokens.
+"""An imported model, MarianMT or T5: our decoding beside transformers, CTranslate2 and Marian, greedy, on the same weights.
 
     python benchmarks/imported.py --original DIR --model DIR --input FILE [--sentences 100] [--rounds 5] [--batch-sizes 1 8]
 
@@ -91,10 +91,11 @@ def ctranslate2(dtype: str, options: argparse.Namespace) -> Decode:
 
     from specdec_plugins.measure.certificate import library
 
-    library()  # transformers, which the converter reads
-
-    vocabulary = json.loads((Path(options.original) / "vocab.json").read_text("utf-8"))
+    tokenizer = library().AutoTokenizer.from_pretrained(options.original, local_files_only=True)
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
     pieces = sorted(vocabulary, key=vocabulary.__getitem__)
+    asked = json.loads((Path(options.original) / "generation_config.json").read_text("utf-8"))
+    longest = asked.get("max_length", 513) - 1  # `generate` counts the start token
     with tempfile.TemporaryDirectory() as folder:
         TransformersConverter(options.original).convert(f"{folder}/converted")
         translator = ctranslate2.Translator(
@@ -103,7 +104,7 @@ def ctranslate2(dtype: str, options: argparse.Namespace) -> Decode:
 
     def decode(sources: list[list[int]], batch_size: int) -> list[list[int]]:
         tokens = [[pieces[token] for token in source] for source in sources]
-        found = translator.translate_batch(tokens, max_batch_size=batch_size, beam_size=1, max_decoding_length=512)
+        found = translator.translate_batch(tokens, max_batch_size=batch_size, beam_size=1, max_decoding_length=longest)
         return [[vocabulary[token] for token in each.hypotheses[0]] for each in found]
 
     return decode

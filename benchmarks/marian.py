@@ -1,10 +1,12 @@
-"""Train a MarianMT model with transformers' own code: the imported model of benchmarks/README.md.
+"""Train a MarianMT model, or a T5, with transformers' own code: the imported models of benchmarks/README.md.
 
     python benchmarks/marian.py --data FOLDER --output FOLDER [-s en] [-t de] [--updates 2200]
     python benchmarks/marian.py --data FOLDER --output FOLDER -s en -t fr --pieces 10000 --width 512 --layers 6 --dropout 0
+    python benchmarks/marian.py --data FOLDER --output FOLDER --t5 --width 512 --layers 8 --pieces 8000
 
 FOLDER contains train and valid .SRC and .TGT (.gz allowed). The result looks like OPUS-MT: two SentencePiece models, one
-vocabulary with the padding symbol last, which starts the decoder and embeds as zero, tied embeddings, post-norm, swish.
+vocabulary with the padding symbol last, which starts the decoder and embeds as zero, tied embeddings, post-norm, swish; with --t5
+like Flan-T5 (small: width 512, 8 layers): one SentencePiece model, T5 1.1's parts, six heads of 64 in a width of 512.
 Trains on a GPU if there is one, in bfloat16 there, too. Interrupted training resumes. The saved model is the average of the last
 snapshots; its greedy BLEU on valid is printed.
 """
@@ -55,6 +57,46 @@ def tokenizer_of(args: argparse.Namespace) -> Any:
     (args.output / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), "utf-8")
     source, target, path = (str(args.output / name) for name in ("source.spm", "target.spm", "vocab.json"))
     return transformers.MarianTokenizer(source, target, path, source_lang=args.source_lang, target_lang=args.target_lang)
+
+
+def t5_tokenizer_of(args: argparse.Namespace) -> Any:
+    """A tokenizer with one SentencePiece model for both sides, and T5's special tokens without sentinels."""
+    model = args.output / "spiece.model"
+    if not model.exists():
+        text = (line for lang in (args.source_lang, args.target_lang) for line in read(args.data, "train", lang))
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=text,
+            model_prefix=str(args.output / "spiece"),
+            vocab_size=args.pieces,
+            character_coverage=1.0,
+            minloglevel=2,
+            pad_id=0,
+            eos_id=1,
+            unk_id=2,
+            bos_id=-1,
+        )
+    spm = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    scored = [(spm.id_to_piece(number), spm.get_score(number)) for number in range(len(spm))]
+    return transformers.T5Tokenizer(vocab=scored, extra_ids=0)
+
+
+def t5_of(args: argparse.Namespace, size: int) -> Any:
+    config = transformers.T5Config(
+        vocab_size=size,
+        d_model=args.width,
+        d_kv=64,
+        d_ff=2 * args.width,
+        num_layers=args.layers,
+        num_heads=3 * args.width // 256,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        dropout_rate=args.dropout,
+        decoder_start_token_id=0,
+    )
+    model = transformers.T5ForConditionalGeneration(config)
+    torch.nn.init.normal_(model.lm_head.weight, std=args.width**-0.5)  # transformers' 1 makes logits too large to learn from
+    model.generation_config.max_length = 200
+    return model
 
 
 def model_of(args: argparse.Namespace, size: int) -> Any:
@@ -129,8 +171,9 @@ def train(model: Any, pairs: list[tuple[list[int], list[int]]], tokens: int, upd
         muon.step()
         schedule.step()
         muon.zero_grad()
-        with torch.no_grad():
-            embedding[pad] = 0  # the output layer, which is tied, has changed it
+        if model.config.tie_word_embeddings:
+            with torch.no_grad():
+                embedding[pad] = 0  # the output layer, which is tied, has changed it
         state["done"] += 1
         if state["done"] % every == 0 or state["done"] == updates:
             print(f"{state['done']} updates, loss {sum(losses) / len(losses):.3f}, {time.time() - began:.0f} s", flush=True)
@@ -158,18 +201,20 @@ def main() -> None:
     p.add_argument("--output", type=Path, required=True, metavar="DIR")
     p.add_argument("-s", "--source-lang", default="en")
     p.add_argument("-t", "--target-lang", default="de")
+    p.add_argument("--t5", action="store_true", help="a T5 like Flan-T5; --width is a multiple of 256")
     p.add_argument("--tokens", type=int, default=2048, metavar="N", help="in a batch, of which an update has 2 (default: 2048)")
     p.add_argument("--dropout", type=float, default=0.2, metavar="P")
     p.add_argument("--updates", type=int, default=2200, metavar="N")
     p.add_argument("--pieces", type=int, default=4500, metavar="N", help="of each SentencePiece model (default: 4500)")
     p.add_argument("--width", type=int, default=256, metavar="N")
     p.add_argument("--layers", type=int, default=4, metavar="N", help="of the encoder and of the decoder")
+    p.add_argument("--scored", type=int, metavar="N", help="lines of valid (default: all)")
     args = p.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("medium")  # Muon's products, in bfloat16 where the CPU has them
-    tokenizer = tokenizer_of(args)
-    model = model_of(args, len(tokenizer.encoder))
+    tokenizer = t5_tokenizer_of(args) if args.t5 else tokenizer_of(args)
+    model = t5_of(args, len(tokenizer)) if args.t5 else model_of(args, len(tokenizer.encoder))
     model.to(DEVICE)
     text = {
         split: [read(args.data, split, lang) for lang in (args.source_lang, args.target_lang)] for split in ("train", "valid")
@@ -179,7 +224,7 @@ def main() -> None:
     train(model, pairs, args.tokens, args.updates, args.output / "training.pt")
     model.eval().save_pretrained(args.output)
     tokenizer.save_pretrained(args.output)
-    print(f"valid, greedy: {bleu(model, tokenizer, *text['valid'])}")
+    print(f"valid, greedy: {bleu(model, tokenizer, *(lines[: args.scored] for lines in text['valid']))}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A pair with random weights of any shape, for measurements and tests without a trained one. D width, V vocabulary."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.drafters import glide
 from specdec_plugins.decoding.loading import DRAFT_VOCABULARY
 from specdec_plugins.formats.spec import DrafterModel, Model, shapes, sinusoidal_table
-from specdec_plugins.model.spec import Attention, Embedding, FeedForward, ModelSpec, SideSpec, Symbols
+from specdec_plugins.model.spec import Attention, Embedding, FeedForward, ModelSpec, Norm, Relative, SideSpec, Symbols
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Shape:
     drafted: float = 1.0  # fraction of the vocabulary that is drafted: the first tokens
     block_size: int = 8
     positions: int = 1024  # of either side
+    head: int | None = None  # width of a head; None: D / heads
+    t5: bool = False  # T5 1.1's parts, and all layers' tensors the same objects: float weights of many layers take much memory
 
 
 def random_pair(shape: Shape, seed: int = 1) -> tuple[Model, DrafterModel]:
@@ -34,12 +37,11 @@ def random_pair(shape: Shape, seed: int = 1) -> tuple[Model, DrafterModel]:
     generator, spec = torch.Generator().manual_seed(seed), _spec(shape)
     table = torch.empty(shape.vocabulary, shape.width).normal_(0, shape.width**-0.5, generator=generator)
     table[Symbols().pad] = 0
-    positions = sinusoidal_table(spec.encoder)
-    assert positions is not None, "widths of 4 and more"
     shared = dict.fromkeys(
         ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight"), table
     )
-    shared |= {f"{side}.embed_positions.weight": tensor(positions) for side in ("encoder", "decoder")}
+    if (positions := sinusoidal_table(spec.encoder)) is not None:
+        shared |= {f"{side}.embed_positions.weight": tensor(positions) for side in ("encoder", "decoder")}
     verifier = Model(spec, {**shared, **_initial(spec, shared, generator)})
     drafting = glide.shape(spec, shape.drafter_layers)
     tensors = {
@@ -53,6 +55,12 @@ def random_pair(shape: Shape, seed: int = 1) -> tuple[Model, DrafterModel]:
 
 
 def _spec(shape: Shape) -> ModelSpec:
+    if shape.t5:
+        attention = Attention(shape.heads, head_width=shape.head, scale=1.0, bias=False, relative=Relative())
+        feed_forward, norm = FeedForward(shape.inner, "gelu_tanh", gated=True, bias=False), Norm(rms=True, eps=1e-6, bias=False)
+        sizes = shape.layers, shape.width, attention, feed_forward, shape.positions
+        side = SideSpec(*sizes, Embedding(offset=None), norm, "before", final_norm=True)
+        return ModelSpec(side, side, float16=False)
     encoder = SideSpec(
         shape.layers,
         shape.width,
@@ -66,7 +74,13 @@ def _spec(shape: Shape) -> ModelSpec:
 
 def _initial(spec: ModelSpec, given: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
     """A model's tensors other than those ``given``, by canonical name."""
-    return {name: _tensor(name, size, generator) for name, size in shapes(spec, 0, 0).items() if name not in given}
+    made: dict[str, Tensor] = {}
+    alike = spec.decoder.attention.relative is not None
+    for name, size in shapes(spec, 0, 0).items():
+        if name not in given:
+            first = re.sub(r"layers\.\d+", "layers.0", name) if alike else name
+            made[name] = made[first] if first in made else _tensor(name, size, generator)
+    return made
 
 
 def _tensor(name: str, size: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -2,12 +2,14 @@
 """Estimate the gain of speculation at another model shape than the shipped pair's, before training such a pair.
 
     benchmarks/shapes.py [--device cuda] [--dtypes float16] [--layers 6 --width 512 --inner 2048 --heads 8 --vocabulary 32000]
+    benchmarks/shapes.py --shape madlad [--dtypes int8 --threads 1 --batch-sizes 1 --systems ours ctranslate2]
 
 Models with random weights do all the work of a trained pair. Their output layer is made so that drafts are as often right, and as
 sure of it, as the demo pair's (widths of 256 and more), and outputs have a fixed length: speeds are those of a pair of this shape
-whose drafts are as good. CTranslate2, Marian and fairseq, where installed, decode the same sources to the same length with a
-verifier of the same shape. Each system runs in its own process, in turn. `ar` always runs, as other figures are relative to it;
-where memory is short, measure the others in several runs (`--systems marian`). The last line is JSON.
+whose drafts are as good. `--shape` names T5's of known sizes. CTranslate2, Marian and fairseq, where installed, decode the same
+sources to the same length with a verifier of the same shape. Each system runs in its own process, in turn. `ar` always runs, as
+other figures are relative to it; where memory is short, measure the others in several runs (`--systems marian`). The last line is
+JSON.
 """
 
 import argparse
@@ -37,6 +39,7 @@ from specdec_plugins.measure.systems import DTYPES, GPU_DTYPES, ctranslate2_of, 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specdec_plugins.decoding.backends.cpu.binding import Stack
     from specdec_plugins.decoding.roles import Controller
     from specdec_plugins.formats.folder import Pair
     from specdec_plugins.formats.spec import DrafterModel, Model
@@ -50,6 +53,7 @@ SYSTEMS: dict[str, list[str]] = {
     "marian": ["pymarian"],
     "fairseq": ["fairseq"],
 }
+T5_SYSTEMS: dict[str, list[str]] = {"ours": [], "ctranslate2": ["ctranslate2"]}
 # The demo pair's drafted tokens (calibration.py, test2016, int8): how many, their mean probability, the share that is right
 TOKENS = [
     (708, 0.371, 0.394),
@@ -60,6 +64,11 @@ TOKENS = [
     (2041, 0.996, 0.987),
     (6759, 0.9995, 0.999),
 ]
+# T5 1.1's parts in the sizes of Flan-T5 base and MADLAD-400 3B, and roughly the 13,000 tokens that a language's text has
+SHAPES: dict[str, dict[str, Any]] = {
+    "t5-base": {"layers": 12, "width": 768, "inner": 2048, "heads": 12, "head": 64, "vocabulary": 32_128, "drafted": 0.41},
+    "madlad": {"layers": 32, "width": 1024, "inner": 8192, "heads": 16, "head": 128, "vocabulary": 256_000, "drafted": 0.05},
+}
 # By beam: how often all survivors of a pass's first, second, .. step are drafted nodes, given that those before it were
 REPLAYED = {2: [0.71, 0.52, 0.57, 0.53, 0.56], 4: [0.45, 0.37, 0.45, 0.39], 5: [0.35, 0.33, 0.33, 0.47], 8: [0.26, 0.23, 0.35]}
 
@@ -70,6 +79,8 @@ def main() -> int:
     parser.add_argument(
         "--dtypes", nargs="+", choices=sorted({*DTYPES, *GPU_DTYPES}), help="default: float32 and int8, or float16"
     )
+    parser.add_argument("--shape", choices=SHAPES, help="sets the following")
+    parser.add_argument("--head", type=int, metavar="WIDTH", help="of a head (default: width / heads)")
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--drafter-layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=512)
@@ -87,13 +98,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=usable_cpus())
     parser.add_argument("--kernels", choices=KERNELS, help="ours; avx2 limits the others, too (default: each one's best)")
+    parser.set_defaults(**SHAPES.get(parser.parse_known_args()[0].shape, {}))
     options = parser.parse_args()
+    needed = T5_SYSTEMS if options.shape else SYSTEMS
+    options.systems = [system for system in options.systems if system in needed]
     known = DTYPES if options.device == "cpu" else GPU_DTYPES
     options.dtypes = options.dtypes or (["float32", "int8"] if options.device == "cpu" else ["float16"])
     if wrong := [dtype for dtype in options.dtypes if dtype not in known]:
         parser.error(f"--dtypes {wrong[0]} is not available on {options.device}: {', '.join(known)}")
     for system in [*options.systems]:
-        if missing := [package for package in SYSTEMS[system] if find_spec(package) is None]:
+        if missing := [package for package in needed[system] if find_spec(package) is None]:
             print(f"left out: {system}, which needs {' and '.join(missing)} (extras: train, bench)", file=sys.stderr)
             options.systems.remove(system)
     signature = {**vars(options), **machine(options.device, options.kernels)}
@@ -114,7 +128,15 @@ def make_pair(options: argparse.Namespace, folder: Path) -> "Pair":
     (folder / "dict.txt").write_text(words, encoding="utf-8")
     files = dict.fromkeys(("source", "target"), folder / "dict.txt")
     shape = Shape(
-        options.layers, options.drafter_layers, options.width, options.inner, options.heads, options.vocabulary, options.drafted
+        options.layers,
+        options.drafter_layers,
+        options.width,
+        options.inner,
+        options.heads,
+        options.vocabulary,
+        options.drafted,
+        head=options.head,
+        t5=options.shape is not None,
     )
     return Pair.open(*random_pair(shape), CodecConfig("fairseq-bpe", "random", files, "xa", "xb"))
 
@@ -140,8 +162,12 @@ def predictable(pair: "Pair") -> tuple["Model", "DrafterModel"]:
     expected = torch.arange(FIRST, size).roll(-1)  # each token's successor
     wrong = torch.tensor([chance.random() >= share for *_, share in found])
     expected[wrong] = expected[wrong].roll(1)
-    # Of a position's normalised embedding, a third is the position; the other logits are normally distributed.
-    strength, others = (table.size(1) / 6) ** 0.5 * sharpness, math.log(size) + sharpness**2 / 4
+    # Of a position's normalised embedding, a third is the position, if any; the other logits are normally distributed.
+    spec = verifier.spec.decoder
+    strength, others = (
+        (table.size(1) / (4 if spec.embedding.offset is None else 6)) ** 0.5 * sharpness,
+        math.log(size) + sharpness**2 / 4,
+    )
     factor = torch.tensor([(others + math.log(sure / (1 - sure))) / strength for _, sure, _ in found])
     output = table.clone()
     output[FIRST:size, :half] = table[FIRST:size, :half].roll(1, 0)
@@ -149,8 +175,10 @@ def predictable(pair: "Pair") -> tuple["Model", "DrafterModel"]:
     output[expected, half:] = table[FIRST:size, half:] * factor[:, None]
 
     def plain(tensors: "Mapping[str, Tensor]", layers: int, seen: slice, weight: float) -> dict[str, "Tensor"]:
-        adds, norm = (".out_proj.weight", ".fc2.weight"), f"decoder.layers.{layers - 1}.final_layer_norm.weight"
-        made = {name: torch.zeros_like(each) if name.endswith((*adds, norm)) else each for name, each in tensors.items()}
+        adds, last = (".out_proj.weight", ".fc2.weight"), f"layers.{layers - 1}.final_layer_norm"
+        norm = f"decoder.{'layer_norm' if spec.final_norm else last}.weight"
+        zeros = {id(each): torch.zeros_like(each) for name, each in tensors.items() if name.endswith(adds) or name == norm}
+        made = {name: zeros.get(id(each), each) for name, each in tensors.items()}
         made[norm][seen] = weight
         return made
 
@@ -230,7 +258,13 @@ def fairseq(pair: "Pair", dtype: str, kind: str, options: argparse.Namespace) ->
 
 
 def ctranslate2(pair: "Pair", dtype: str, kind: str, options: argparse.Namespace) -> Decode:
-    translator, vocabulary = ctranslate2_of(pair, dtype, int(kind), device=options.device), pair.source  # the pair is not kept
+    if options.shape:
+        from ctranslate2_t5 import ctranslate2_t5_of
+
+        translator = ctranslate2_t5_of(pair.verifier, pair.source.symbols, dtype, int(kind))
+    else:
+        translator = ctranslate2_of(pair, dtype, int(kind), device=options.device)
+    vocabulary = pair.source  # the pair is not kept
 
     def decode(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
         tokens = [vocabulary.tokens(source[:-1]) for source in sources]
@@ -276,6 +310,8 @@ def ours(pair: "Pair", dtype: str, block: str, options: argparse.Namespace) -> D
     made = (pair.verifier, pair.drafter) if beam else predictable(pair)
     known = int(options.drafted * options.vocabulary) - FIRST  # tokens with a successor
     drafter, verifier = assemble(made[0], made[1] if block != "0" else None, device, dtype, options.threads, options.kernels)
+    if block == "0" and (stack := getattr(verifier.model, "stack", None)):
+        print(f"{dtype:8} a pass reads {weight_bytes(stack) / 1e6:,.0f} MB of weights", flush=True)
     controller: Controller = FixedLength(0 if block == "auto" else int(block))
     if block == "auto":
         controller = Throughput(pair.block_size, confident=drafter.traits.confident, searches=beam is not None)
@@ -291,6 +327,13 @@ def ours(pair: "Pair", dtype: str, block: str, options: argparse.Namespace) -> D
         return time.perf_counter() - began, stats.committed, stats.mean_accepted_length
 
     return decode
+
+
+def weight_bytes(stack: "Stack") -> int:
+    """The weights that a pass of one row reads, those of a screened output layer by half."""
+    assert stack.projection is not None, "a decoder"
+    projection = stack.projection.weight_bytes // (2 if stack.plane else 1)
+    return sum(linear.weight_bytes for linear in stack.linears) + projection
 
 
 def systems_of(dtype: str, options: argparse.Namespace) -> list[tuple[str, str]]:

@@ -84,6 +84,10 @@ class Engine:
         """Take over the settings of requests. All others have shaped the roles."""
         self.settings, self.search = settings, beam_of(settings, self.rules)
         self.beam = self.search if self.search.size > 1 else None
+        if self.pair.verifier.spec.ends and (self.beam or settings.sampling):
+            raise ValueError(
+                f"{self.pair.name}: several tokens end its outputs, which only greedy decoding supports: beam 1, no sampling"
+            )
         self.min_length = self.rules.min_length if settings.min_len is None else settings.min_len
 
     def under(self, settings: Settings, host: Host | None = None) -> "Engine":

@@ -35,7 +35,7 @@ from specdec_plugins.decoding.loading import COPY, DRAFT_VOCABULARY
 from specdec_plugins.formats import checkpoint
 from specdec_plugins.formats.drafter_folder import NAME, Record, read, read_record
 from specdec_plugins.formats.folder import Pair, load_folder, load_parts, save_drafter, save_folder, with_drafter
-from specdec_plugins.formats.huggingface import FAMILIES, t5
+from specdec_plugins.formats.huggingface import FAMILIES, t5, t5gemma
 from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.generation import generation_of
 from specdec_plugins.formats.spec import DrafterModel, Model
@@ -145,6 +145,7 @@ def build(folder: Path) -> None:
     build_huggingface(folder / "huggingface")
     build_pickled(folder / "huggingface", folder / "pickled")
     build_t5(folder / "t5")
+    build_t5gemma(folder / "t5gemma", folder / "t5")
     torch.manual_seed(0)
     sentences = [tuple(random.Random(n).choices(range(4, SIZE), k=4) for n in (number, -number)) for number in range(9)]
     store = Datastore.of_pairs(sentences, 2, SIZE)
@@ -252,6 +253,71 @@ def build_t5(folder: Path) -> None:
         },
     }
     for name, content in contents.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+
+
+def build_t5gemma(folder: Path, other: Path) -> None:
+    """A T5Gemma as published, with the tokenizer.json of ``other``, and several tokens that end outputs."""
+    folder.mkdir()
+    side = {
+        "vocab_size": SIZE,
+        "hidden_size": WIDTH,
+        "intermediate_size": WIDTH,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "max_position_embeddings": 30,
+        "sliding_window": 30,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 5.0,
+        "layer_types": ["sliding_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+        "rms_norm_eps": 1e-6,
+        "hidden_activation": "gelu_pytorch_tanh",
+    }
+    config = {
+        "model_type": "t5gemma",
+        "architectures": ["T5GemmaForConditionalGeneration"],
+        "encoder": side,
+        "decoder": side,
+        "is_encoder_decoder": True,
+        "tie_word_embeddings": True,
+        "vocab_size": SIZE,
+    }
+    generation = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": [1, 7], "max_length": 20}
+    asked = Asked(folder / "config.json", config)
+    spec = t5gemma.spec_of(asked, generation_of(Asked(asked.path, generation), asked, True))
+    stored = {}
+    for name, tensor in tensors_of(random_model(spec, SIZE, SIZE)).items():
+        theirs = name.replace("coder.layer_norm.", "coder.norm.")
+        for before, after in t5gemma.NAMES.items():
+            theirs = theirs.replace(f".{after}", f".{before}")
+        if name != "decoder.output_projection.weight":
+            stored[f"model.{theirs}"] = tensor - 1 if "norm" in name else tensor
+    save_file(stored, folder / "model.safetensors")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    for number, name in enumerate(("<pad>", "<eos>", "<bos>")):
+        tokenizer["added_tokens"][number] |= {"content": name, "id": number}
+        tokenizer["model"]["vocab"][number][0] = name
+    tokenizer["model"]["vocab"][3][0] = "<unk>"
+    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "content": "<unk>", "id": 3})
+    tokenizer["model"]["unk_id"] = 3
+    bos, text = {"SpecialToken": {"id": "<bos>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [bos, text],
+        "pair": [bos, text, bos, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<bos>": {"id": "<bos>", "ids": [2], "tokens": ["<bos>"]}},
+    }
+    settings = {"tokenizer_class": "GemmaTokenizer", "add_bos_token": True}
+    for name, content in (
+        ("config", config),
+        ("generation_config", generation),
+        ("tokenizer_config", settings),
+        ("tokenizer", tokenizer),
+    ):
         (folder / f"{name}.json").write_text(json.dumps(content))
 
 
@@ -485,7 +551,7 @@ def attempt(folder: Path, rng: random.Random, base: Path) -> str:
 def run(base: Path, number: int, seed: int, work: Path) -> tuple[str, str]:
     """Case ``number``: what was done, and what came of it."""
     rng = random.Random(f"{seed} {number}")
-    kind = rng.choice((*KINDS, "pickled", *["parts", "huggingface", "t5"] * 2))
+    kind = rng.choice((*KINDS, "pickled", *["parts", "huggingface", "t5", "t5gemma"] * 2))
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(base / kind, work)
     edits = PARTS_EDITS if kind == "parts" else FOLDER_EDITS

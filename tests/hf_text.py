@@ -349,8 +349,8 @@ def byt5(folder: Path, old: bool = False) -> dict:
     return config
 
 
-def gemma(folder: Path) -> dict:
-    """As T5Gemma's folders."""
+def gemma(folder: Path, old: bool = False) -> dict:
+    """As T5Gemma's folders; with ``old``, as version 4 saved them and they are published."""
     from transformers import GemmaTokenizer
     from transformers.tokenization_utils_base import generate_merges
 
@@ -361,4 +361,13 @@ def gemma(folder: Path) -> dict:
     vocabulary = {piece: number for number, piece in enumerate(["<pad>", "<eos>", "<bos>", *pieces(model)[3:]])}
     model.unlink()
     tokenizer = GemmaTokenizer(vocab=vocabulary, merges=generate_merges(vocabulary), add_bos_token=True, add_eos_token=False)
-    return save(folder, tokenizer, "t5gemma", pad_token_id=0, bos_token_id=2)
+    config = save(folder, tokenizer, "t5gemma", pad_token_id=0, bos_token_id=2)
+    if old:
+        names = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
+        added = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
+        decoder = {str(each["id"]): {name: each[name] for name in names} for each in added}
+        named = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
+        flags = {"add_bos_token": True, "add_eos_token": False, "clean_up_tokenization_spaces": False, "sp_model_kwargs": {}}
+        flags |= {"spaces_between_special_tokens": False, "use_default_system_prompt": False, "model_max_length": 10**30}
+        write(folder, tokenizer_config={"added_tokens_decoder": decoder, "tokenizer_class": "GemmaTokenizer", **named, **flags})
+    return config

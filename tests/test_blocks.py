@@ -27,7 +27,7 @@ from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.formats.folder import Pair, load_folder, save_folder
 from specdec_plugins.formats.positions import buckets
 from specdec_plugins.formats.spec import Model
-from specdec_plugins.model.spec import Embedding, FeedForward, ModelSpec, Norm, Output, Relative, Rotary
+from specdec_plugins.model.spec import Embedding, FeedForward, ModelSpec, Norm, Output, OutputRules, Relative, Rotary
 from specdec_plugins.text.codec import CodecConfig
 
 SIDE = side_of(layers=2, heads=4, width=64, inner_width=96, max_positions=40, embedding_scale=4.0, position_offset=2)
@@ -244,3 +244,26 @@ def test_what_no_model_has_is_refused():
         ModelSpec(SIDE, SIDE, Output(cap=0.0))
     with pytest.raises(ValueError, match="outputs are scaled after the decoder's final norm, which it lacks"):
         ModelSpec(SIDE, SIDE, Output(scale=0.5))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "int8"])
+def test_several_tokens_end_outputs(dtype, variant):  # noqa: F811
+    """The best of them ends an output, whichever it is; before the minimum length none does."""
+    made, drafter = pair_with("T5")
+    made = Model(replace(made.spec, outputs=OutputRules("huggingface", ends=False)), made.tensors)
+    requests = [replace(each, min_length=2, limit=12) for each in requests_of(random.Random(7))]
+    longer = [tokens for tokens, _ in outputs_of((made, drafter), dtype, 0, requests)[0] if len(tokens) > 5]
+    ends = tuple({*(tokens[4] for tokens in longer), *(tokens[0] for tokens in longer[:2])})
+    model = Model(replace(made.spec, ends=ends), made.tensors)
+    plain, _ = outputs_of((model, drafter), dtype, 0, requests)
+    drafted, _ = outputs_of((model, drafter), dtype, 4, requests)
+    same(plain, drafted, dtype)
+    assert sum(2 <= len(tokens) <= 4 for tokens, _ in plain) >= 2
+    assert not {*ends} & {token for tokens, _ in plain for token in tokens}
+    for request, (tokens, scores) in zip(requests if dtype in ("float64", "float32") else (), plain):
+        best = logits(made, request.tokens, tokens).log_softmax(1)
+        best[:2, [2, *ends]] = -torch.inf
+        if len(tokens) < request.limit:
+            assert int(best[-1].argmax()) in (2, *ends)
+        assert [*best.argmax(1)[: len(tokens)]] == tokens
+        assert scores[: len(best)] == pytest.approx(best.max(1).values[: len(scores)].tolist(), abs=1e-3)

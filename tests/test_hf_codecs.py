@@ -47,6 +47,7 @@ KINDS = {
     "madlad": (hf_text.t5, {"madlad": True}),
     "umt5": (hf_text.umt5, {}),
     "gemma": (hf_text.gemma, {}),
+    "gemma-old": (hf_text.gemma, {"old": True}),
     "byt5": (hf_text.byt5, {}),
     "byt5-old": (hf_text.byt5, {"old": True}),
 }

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import sys
 from copy import deepcopy
@@ -13,7 +14,7 @@ import hf_text
 import numpy as np
 import pytest
 import torch
-from conftest import transformers
+from conftest import ROOT, transformers
 from naive import untrained_glide
 from safetensors.torch import load_file, save_file
 from support import long_but
@@ -26,11 +27,11 @@ from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.requests import Source
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.engine import Engine
-from specdec_plugins.formats.folder import Pair
-from specdec_plugins.formats.huggingface import FAMILIES, read_model, t5
+from specdec_plugins.formats.folder import Pair, load_folder
+from specdec_plugins.formats.huggingface import FAMILIES, read_model, t5, task_of
 from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.families import ACTIVATIONS
-from specdec_plugins.formats.huggingface.generation import generation_of
+from specdec_plugins.formats.huggingface.generation import HONOURED, NEUTRAL, WITHOUT_EFFECT, generation_of
 from specdec_plugins.formats.spec import DrafterModel
 from specdec_plugins.measure import certificate
 from specdec_plugins.measure.certificate import LINES
@@ -144,9 +145,13 @@ CASES = {  # class, changes of its config, generation config
         {"tie_word_embeddings": False, "encoder": OTHER_SIDE, "decoder": OTHER_SIDE},
         {"num_beams": 3},
     ),
+    "t5, several ends": ("T5", {}, {"eos_token_id": [9, 1, 30], "min_length": 3, "begin_suppress_tokens": [1, 9, 30]}),
+    "t5gemma, several ends": ("T5Gemma", {}, {"eos_token_id": [1, 7], "bad_words_ids": [[7], [8]]}),
     "umt5, tied": ("UMT5", {"feed_forward_proj": "gated-relu", "num_heads": 3, "d_kv": 32}, {"begin_suppress_tokens": [1]}),
 }
-QUICK = [name for name, (kind, *_) in CASES.items() if "T5" not in kind or name in ("t5 1.1", "umt5", "t5gemma")]
+QUICK = [
+    name for name, (kind, *_) in CASES.items() if "T5" not in kind or name in ("t5 1.1", "umt5", "t5gemma", "t5, several ends")
+]
 BASES = {"Marian": MARIAN, "Pegasus": PEGASUS, "T5": T5, "MT5": T5, "UMT5": T5, "T5Gemma": GEMMA}
 NAMES = {"Marian": "MarianMTModel"}
 
@@ -205,10 +210,10 @@ def pair_of(verifier, drafter=None):
 
 
 def generated(model, sources, **options):
-    """The outputs of `generate` without start token and eos."""
+    """The outputs of `generate` without start token and what ends them."""
     rows = model.generate(**padded(sources, model.config.pad_token_id), num_beams=1, do_sample=False, **options).tolist()
-    eos = model.config.eos_token_id
-    return [row[1 : row.index(eos, 1) if eos in row[1:] else None] for row in rows]
+    eos = model.generation_config.eos_token_id
+    return [certificate.ended(row[1:], eos if isinstance(eos, list) else [eos]) for row in rows]
 
 
 def decoded(pair, sources, **settings):
@@ -240,6 +245,8 @@ def test_logits_are_those_of_transformers(case):
     targets = [[start_of(model), *(token for token in row if token != model.config.pad_token_id)] for row in targets]
     with torch.no_grad():
         wanted = model(**padded(sources, model.config.pad_token_id), decoder_input_ids=padded(targets, 3)["input_ids"]).logits
+    ends = [ours.spec.symbols.eos, *ours.spec.ends]  # exchange their logits: the first has the largest
+    wanted[..., ends] = wanted[..., ends].sort(-1, descending=True).values
     verifier = ModelVerifier(ours)
     state = verifier.start(len(sources))
     verifier.admit(state, Source(sources, ours.spec.symbols))
@@ -292,6 +299,11 @@ def searched(model, sources, beam, nbest, **options):
 def test_searches_are_those_of_generate(case, stopping):
     model, folder = case
     pair, sources = pair_of(read_model(folder)[0]), sources_of(model, 2, longest=9)
+    if pair.verifier.spec.ends:
+        for more in ({"beam": 2}, {"sampling": True}):
+            with pytest.raises(ValueError, match="several tokens end its outputs, which only greedy decoding supports"):
+                Engine(pair, Settings(threads=1, strategy="ar", **more))
+        return
     rules, ties = pair.verifier.spec.outputs, 0
     spec = replace(pair.verifier.spec, outputs=replace(rules, early_stopping=stopping))
     pair = replace(pair, verifier=replace(pair.verifier, spec=spec))
@@ -427,6 +439,66 @@ def test_an_imported_folder_is_certified(published, tmp_path, capsys, monkeypatc
     command = ["--model", folder, "--drafter", output, *options, tmp_path / "text", "-o", tmp_path / "out", "--quiet"]
     assert translate.main([*map(str, command), "--threads", "1"]) == 0
     assert len((tmp_path / "out").read_text().split("\n")) == 10
+
+
+def test_what_stands_in_place_of_the_pipelines_runs(tmp_path, monkeypatch, capsys):
+    """The examples of the manual, each in three lines, with tiny models of the names in them."""
+    made_of = {
+        "opus-mt-en-de": (hf_text.marian, "Marian"),
+        "bart-large-cnn": (hf_text.bart, "Bart"),
+        "flan-t5-base": (hf_text.t5, "T5"),
+    }
+    text = (
+        (ROOT / "docs/bring-your-huggingface-model.md").read_text(encoding="utf-8").partition("## In place of the pipelines")[2]
+    )
+    examples = re.findall(r"```python\n(.*?)```", text.partition("\n## ")[0], re.S)
+    monkeypatch.setattr("specdec_plugins.formats.hub.find", lambda name: tmp_path / str(name).split("/")[-1])
+    for example, (name, (tokenizer, kind)) in zip(examples, made_of.items(), strict=True):
+        config = {key: value for key, value in tokenizer(tmp_path / name).items() if key != "model_type"}
+        if kind == "Marian":
+            config["decoder_start_token_id"] = config["pad_token_id"]
+        limits = {} if kind == "T5" else {"max_position_embeddings": 128}
+        made(kind, {**config, **limits}, {"num_beams": 2}).float().save_pretrained(tmp_path / name)
+        assert name in example and len([*filter(None, example.split("\n"))]) == 3
+        exec(compile(example, name, "exec"), {})
+        assert capsys.readouterr().out.strip()
+
+
+SUMMARIES = {
+    "prefix": "summarize: ",
+    "early_stopping": True,
+    "length_penalty": 2.0,
+    "max_length": 200,
+    "min_length": 30,
+    "no_repeat_ngram_size": 3,
+    "num_beams": 4,
+}
+
+
+def test_a_folder_of_one_task_has_its_settings(tmp_path, capsys):
+    """As t5-small's config names them, over those of the whole model."""
+    tokenizer = {name: value for name, value in hf_text.t5(tmp_path / "t5").items() if name != "model_type"}
+    odd = {"max_new_tokens": 7, "num_beams": 1, "min_new_tokens": 2}
+    tasks = {"summarization": SUMMARIES, "odd": odd, "wrong": {"do_sample": True, "x": 1, "num_beams": "2", "prefix": 3}}
+    given = {"num_beams": 2, "length_penalty": 0.5, "min_length": 4}
+    made("T5", {**tokenizer, "task_specific_params": tasks}, given).float().save_pretrained(tmp_path / "t5")
+    arguments = [str(tmp_path / "t5"), "--output", str(tmp_path / "out"), "--task"]
+    assert import_model.main([*arguments, "summarization"]) == 0
+    pair = load_folder(tmp_path / "out")
+    assert pair.verifier.spec.outputs == OutputRules("huggingface", False, 199, 29, 3, 4, 2.0, "true")
+    assert pair.codec.decode(pair.codec.encode("The dog").ids).startswith("summarize: The")
+    rules = load_folder(tmp_path / "t5").verifier.spec.outputs
+    assert task_of(tmp_path / "t5", "odd", rules) == (OutputRules("huggingface", False, 7, 2, 0, 1, 0.5), None)
+    for task, message in (
+        ("translation", "task 'translation' has no settings; these have: odd, summarization, wrong"),
+        ("wrong", "prefix is 3, not a word; config.json: do_sample True is not supported; only False; 'x' is not a setting of"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            task_of(tmp_path / "t5", task, rules)
+    assert import_model.main([*arguments, "summarization", "--check"]) == 2
+    assert "--task cannot be combined with --check" in capsys.readouterr().err
+    assert import_model.main([str(tmp_path / "out"), "--output", str(tmp_path / "more"), "--task", "odd"]) == 1
+    assert "tasks are those of a Hugging Face folder's config.json" in capsys.readouterr().err
 
 
 def test_a_smaller_model_needs_the_same_vocabulary(tmp_path):
@@ -575,7 +647,12 @@ HOSTILE = [
     (lambda folder: (folder / "model.safetensors").unlink(), "no weights in it; expected model.safetensors or pytorch_model.bin"),
     (lambda folder: (folder / "config.json").write_text("["), "config.json: damaged or not ours"),
     (lambda folder: (folder / "generation_config.json").write_bytes(b"\xff"), "generation_config.json: damaged or not ours"),
-    (changed("config.json", model_type="longt5"), "model_type 'longt5' is not supported; available: marian, m2m_100, bart"),
+    (
+        changed("config.json", model_type="longt5"),
+        "model_type 'longt5' is not supported (the nearest that is: t5); available: marian, m2m",
+    ),
+    (changed("config.json", model_type="x"), "model_type 'x' is not supported; available: marian, m2m_100, bart"),
+    (changed("config.json", model_type="t5gemma2"), "model_type 't5gemma2' is not supported (the nearest that is: t5gemma)"),
     (changed("config.json", model_type=["bart"]), "model_type ['bart'] is not supported"),
     (changed("config.json", architectures=["BartForSequenceClassification"]), "bart needs BartForConditionalGeneration"),
     (changed("config.json", d_model=10**9), "wider than 65,536"),
@@ -593,7 +670,10 @@ HOSTILE = [
     (changed("config.json", activation_function="tanh"), "activation function 'tanh'; available: relu, gelu"),
     (changed("config.json", scale_embedding="yes"), "scale_embedding is 'yes', neither true nor false"),
     (changed("config.json", normalize_before=True), "normalize_before True is not what BartForConditionalGeneration computes"),
-    (ASKS(eos_token_id=[2, 3]), "eos_token_id is [2, 3], not one token"),
+    (ASKS(eos_token_id=[2, "x"]), "eos_token_id is [2, 'x'], not a list of tokens"),
+    (ASKS(eos_token_id=[2, SIZE]), f"ending token {SIZE} is outside the vocabulary of {SIZE} tokens"),
+    (ASKS(eos_token_id=[2, 3], forced_bos_token_id=3), "forced_bos_token_id is 3, a token that ends"),
+    (ASKS(eos_token_id=[2, 3], begin_suppress_tokens=[2]), "begin_suppress_tokens [2] is not supported; only eos, [2, 3]"),
     (ASKS(decoder_start_token_id=SIZE), f"start token {SIZE} is outside the vocabulary of {SIZE} tokens"),
     (ASKS(bad_words_ids=[[3, 4]]), "bad_words_ids [[3, 4]] is not supported; only a list of single tokens"),
     (ASKS(bad_words_ids=[[SIZE]]), f"suppressed token {SIZE} is outside"),
@@ -700,7 +780,7 @@ HOSTILE_GEMMA = [
     (within("encoder", attention_bias=True), "missing weights: encoder.layers.0.self_attn.q_proj.bias"),
     (within("encoder", hidden_activation="quick_gelu"), "activation function 'quick_gelu'; available: relu, gelu"),
     (within("decoder", vocab_size=SIZE + 1), f"decoder.embed_tokens.weight has {SIZE} tokens, not the config's {SIZE + 1}"),
-    (ASKS(eos_token_id=[1, 7]), "eos_token_id is [1, 7], not one token"),
+    (ASKS(eos_token_id=[*range(1, 18)]), "ends beside eos, 1: at most 15, each another token"),
 ]
 
 
@@ -790,6 +870,11 @@ def test_settings_without_a_file_of_their_own_count(plain, tmp_path):
     changed("config.json", **old)(tmp_path / "folder")
     spec = read_model(tmp_path / "folder")[0].spec
     assert spec.outputs == OutputRules("huggingface", True, 140, 55, 3, 4, 2.0, "true") and spec.forced == (0,)
+
+
+def test_every_setting_of_generate_is_known():
+    """To be honoured, refused, or without effect here."""
+    assert vars(transformers().GenerationConfig()).keys() <= HONOURED | WITHOUT_EFFECT | NEUTRAL.keys()
 
 
 def test_limits_on_new_tokens_precede_the_others(plain, tmp_path):

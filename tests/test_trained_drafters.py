@@ -3,15 +3,16 @@
 import random
 from argparse import Namespace
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, product
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import make_batch, make_dictionary, make_verifier
 from fairseq.distributed import ModuleProxyWrapper
-from naive import altered
+from naive import altered, random_model
 from support import EOS, SHAPES, SYMBOLS, WORDS, Lengths, Mixed, Noted, check_balance, check_sums, commit, sentences, stepwise
+from test_blocks import side_with
 from test_native_loop import both, controllers, requests_of
 from test_native_loop import run as native_run
 
@@ -34,7 +35,7 @@ from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Distribution, Draft, Plan, Verdict, uniform
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.spec import DrafterModel
-from specdec_plugins.model.spec import Attention
+from specdec_plugins.model.spec import Attention, ModelSpec, Output
 from specdec_plugins.models.drafter import DrafterShim
 
 OPTIONS = {
@@ -54,6 +55,7 @@ WIDE = {
     "encoder_attention_heads": 2,
     "decoder_attention_heads": 4,
 }
+FAMILIES = ("T5", "T5Gemma")  # keys without positions and a bias where they are read; rotated keys
 needs_kernels = pytest.mark.skipif(not compiled.library(), reason="no kernels for this machine")
 backends = pytest.mark.parametrize(
     "dtype", ["float64", *(pytest.param(dtype, marks=needs_kernels) for dtype in ("float32", "int8"))]
@@ -64,7 +66,11 @@ heads = pytest.mark.parametrize("name", ["medusa", "hydra", "block_state"])
 
 
 def make_model(seed=0, shape="pre-norm"):
-    """A verifier for the engine, whose outputs do not end too soon."""
+    """A verifier for the engine, whose outputs do not end too soon; ``shape`` may be a family's of `test_blocks.py`."""
+    if shape in FAMILIES:
+        model = random_model(ModelSpec(side_with(shape), side_with(shape), Output(scale=0.6)), WORDS + 4, WORDS + 4, seed)
+        model.tensors["decoder.output_projection.weight"][EOS] *= 0.5
+        return model
     model, args = make_verifier(seed=seed, words=WORDS, **{**SHAPES[shape], **WIDE})
     with torch.no_grad():
         model.decoder.output_projection.weight[EOS] *= 0.5
@@ -163,11 +169,14 @@ def test_rejection_sampling_runs_on_both_backends(name):
 
 @needs_kernels
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("name", ["medusa", "hydra", "block_state", "glide"])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [*((name, "pre-norm") for name in ("medusa", "hydra", "block_state", "glide")), *(("glide", shape) for shape in FAMILIES)],
+)
 @torch.inference_mode()
-def test_drafts_in_the_native_loop(name, dtype):
+def test_drafts_in_the_native_loop(name, shape, dtype):
     """Its drafts equal those of the session's own iterations: greedy with tolerances, sampled by either rule."""
-    roles = make_pair(name, dtype)
+    roles = make_pair(name, dtype, shape=shape)
     accepted = fewer = 0
     for rows, longest in ((1, 7), (3, 4), (8, 5)):
         plain = requests_of(14, seed=rows)
@@ -249,8 +258,10 @@ def teach(network, batch, updates=40):
     return losses
 
 
-@pytest.mark.parametrize("shape", ["pre-norm", "post-norm"])
-@every
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [*product(OPTIONS, ("pre-norm", "post-norm")), *product(("glide", "small", "eagle", "block_causal"), FAMILIES)],
+)
 def test_training_teaches_what_decoding_uses(name, shape):
     """A batch can be memorised while the verifier stays frozen, and training and decoding agree on which drafted tokens are right
     after the target's own tokens."""

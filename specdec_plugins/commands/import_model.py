@@ -3,6 +3,7 @@
 import argparse
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 from specdec_plugins.commands import ready
 from specdec_plugins.commands.progress import Steps
@@ -24,6 +25,11 @@ def parser() -> Parser:
     p.add_argument("--half", action="store_true", help="store weights in float16: half the size, slightly different numbers")
     p.add_argument("--prefix", metavar="TEXT", help="begins every source, such as 'summarize: '; the folder made keeps it")
     p.add_argument(
+        "--task",
+        metavar="NAME",
+        help="use the prefix and the settings that the config has for a task, such as summarization; the folder made keeps them",
+    )
+    p.add_argument(
         "--check",
         nargs="?",
         const="",
@@ -39,7 +45,11 @@ def parser() -> Parser:
 def check(options: argparse.Namespace) -> list[Fault]:
     if options.output is None and options.check is None:
         return [("output", "is missing; give it, --check or both")]
-    return [("prefix", "requires --output, whose folder keeps it")] if options.prefix is not None and not options.output else []
+    kept = [name for name in ("prefix", "task") if getattr(options, name) is not None]
+    faults = [] if options.output else [(name, "requires --output, whose folder keeps it") for name in kept]
+    if options.task is not None and options.check is not None:
+        faults.append(("task", "cannot be combined with --check, which compares the settings of the whole model"))
+    return faults
 
 
 def run(options: argparse.Namespace) -> None:
@@ -49,10 +59,11 @@ def run(options: argparse.Namespace) -> None:
     if options.check is not None and not find_spec("transformers"):
         raise ImportError("--check compares with transformers, which is not installed; run: pip install transformers")
     options.folder = ready.model(options.folder)
-    from specdec_plugins.formats.folder import load_folder, save_folder, with_prefix
+    from specdec_plugins.formats.folder import for_task, load_folder, save_folder, with_prefix
 
     if options.output:
         pair = load_folder(options.folder)
+        pair = for_task(pair, Path(options.folder), options.task) if options.task is not None else pair
         pair = pair if options.prefix is None else with_prefix(pair, options.prefix)
         print_sizes(save_folder(pair, options.output, options.half), options.output)
         del pair

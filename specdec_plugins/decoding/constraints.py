@@ -26,7 +26,7 @@ class Constraints:
 
     @classmethod
     def of(cls, spec: ModelSpec) -> "Constraints":
-        return cls(spec.symbols, spec.forced, spec.suppressed, spec.outputs)
+        return cls(spec.symbols, spec.forced, (*spec.suppressed, *spec.ends), spec.outputs)  # eos stands for all ends
 
     @property
     def banned(self) -> tuple[int, ...]:

@@ -129,6 +129,16 @@ def with_prefix(pair: Pair, prefix: str) -> Pair:
     return Pair.open(pair.verifier, pair.drafter, dataclasses.replace(pair.config, options=options))
 
 
+def for_task(pair: Pair, folder: Path, task: str) -> Pair:
+    """A pair of an imported model with what its Hugging Face ``folder`` asks for in one of its tasks. Raises ValueError."""
+    if not huggingface.is_huggingface(folder):
+        raise ValueError(f"{folder}: tasks are those of a Hugging Face folder's config.json")
+    rules, prefix = huggingface.task_of(folder, task, pair.verifier.spec.outputs)
+    spec = dataclasses.replace(pair.verifier.spec, outputs=rules)
+    pair = dataclasses.replace(pair, verifier=dataclasses.replace(pair.verifier, spec=spec))
+    return pair if prefix is None else with_prefix(pair, prefix)
+
+
 def with_drafter(pair: Pair, folder: str | os.PathLike[str], device: str = "cpu") -> Pair:
     """The pair with the one of its drafters of this name, or with that of another folder, which may be one of the Hub: a drafter
     folder or a model folder. A model that has no drafter, a smaller one with the same vocabulary, drafts itself. Raises

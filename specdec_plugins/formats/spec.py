@@ -251,6 +251,7 @@ def symbol_faults(spec: ModelSpec, source_size: int, target_size: int) -> list[s
         **dataclasses.asdict(spec.symbols),
         "forced": max(spec.forced, default=0),
         "suppressed": max(spec.suppressed, default=0),
+        "ending": max(spec.ends, default=0),
     }
     faults = [(f"{name} token", token, target_size) for name, token in named.items()]
     faults.append(("pad token", spec.symbols.pad, source_size))

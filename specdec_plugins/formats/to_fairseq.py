@@ -69,6 +69,7 @@ def fairseq_faults(spec: ModelSpec) -> list[str]:
         f"a start token that is not eos ({symbols.start})": symbols.start != symbols.eos,
         f"pad and eos as {symbols.pad} and {symbols.eos}": (symbols.pad, symbols.eos) != (PAD, Symbols().eos),
         "forced or suppressed tokens": bool(spec.forced or spec.suppressed),
+        "several tokens that end outputs": bool(spec.ends),
         "the ends of outputs by other rules than its own": spec.outputs.library != "fairseq",
         "an embedding norm on one side": spec.encoder.embedding.norm != spec.decoder.embedding.norm,
         "scaled or capped logits": replace(spec.output, bias=False) != Output(),

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -87,9 +87,16 @@ def library() -> Any:
     return transformers
 
 
-def ended(row: list[int], eos: int) -> list[int]:
-    """An output up to eos, if it has one."""
-    return row[: row.index(eos)] if eos in row else row
+def ended(row: list[int], ends: Collection[int]) -> list[int]:
+    """An output up to the token that ends it, if it has one."""
+    return row[: next((at for at, token in enumerate(row) if token in ends), None)]
+
+
+def exchanged(logits: np.ndarray, ends: list[int]) -> np.ndarray:
+    """Logits (..., V) as a model has them whose tokens ``ends`` end outputs: see `ModelSpec`."""
+    logits = logits.copy()
+    logits[..., ends] = -np.sort(-logits[..., ends])
+    return logits
 
 
 @torch.inference_mode()
@@ -120,9 +127,10 @@ def certify(
     step(f"decoding {len(lines):,} lines", LOADED)
     found = {each.index: each.tokens for each in engine.decode(requests, None, None)}
     beam = engine.rules.beam()
-    beams = [replace(request, beam=beam) for request in requests] if beam.size > 1 else []
+    beams = [replace(request, beam=beam) for request in requests] if beam.size > 1 and not pair.verifier.spec.ends else []
     searched = {each.index: each.tokens for each in engine.decode(beams, 1, None)}
     symbols, verifier = pair.verifier.spec.symbols, engine.roles.verifier
+    ends = [symbols.eos, *pair.verifier.spec.ends]
     counts, largest, differences = Counter[str](), 0.0, list[Difference]()
     for number, (line, source, request) in enumerate(zip(lines, sources, requests)):
         step(f"comparing line {number + 1:,} of {len(lines):,} with transformers", DECODED + (1 - DECODED) * number / len(lines))
@@ -132,11 +140,11 @@ def certify(
         forced = {"forced_bos_token_id": source.forced[0]} if source.forced else {}
         length = request.limit + 1 + engine.rules.ends  # `generate` counts the start token
         row = model.generate(torch.tensor([theirs]), num_beams=1, do_sample=False, max_length=length, **forced)[0, 1:].tolist()
-        wanted = ended(row, symbols.eos)
+        wanted = ended(row, ends)
         counts["outputs"] += wanted == tokens
         if searched:
             row = model.generate(torch.tensor([theirs]), do_sample=False, max_length=length, **forced)[0, 1:].tolist()
-            counts["searched"] += ended(row, symbols.eos) == searched[number]
+            counts["searched"] += ended(row, ends) == searched[number]
 
         written = [symbols.start, *tokens]
         logits = model(torch.tensor([source.ids]), decoder_input_ids=torch.tensor([written])).logits[0]
@@ -144,7 +152,7 @@ def certify(
         verifier.admit(state, Source([source.ids], symbols))
         loaded: LoadedModel = verifier.model  # type: ignore[attr-defined]
         ours = loaded.host(loaded.read(state, Reading([written], [0])).logits()[0])
-        largest = max(largest, float(np.abs(ours - logits.numpy()).max()))
+        largest = max(largest, float(np.abs(ours - exchanged(logits.numpy(), ends)).max()))
         if wanted != tokens:
             at = agreeing(wanted, tokens)
             best, own = ([*each, symbols.eos][at] for each in (wanted, tokens))
@@ -156,7 +164,7 @@ def certify(
         counts["texts"],
         largest,
         tuple(differences),
-        beam.size,
+        beam.size if beams else 1,
         counts["searched"],
         transformers=transformers.__version__,
     )

@@ -17,6 +17,7 @@ NORMS = ("before", "after", "both")
 MAX_LAYERS, MAX_WIDTH, MAX_POSITIONS, MAX_TABLE, MAX_SCALE = 1_000, 1 << 16, 1 << 20, 1 << 25, 1e6
 MAX_BUCKETS = 1 << 12  # of a relative bias, and the largest distance with a bucket of its own
 
+MAX_ENDS = 15  # tokens that end an output, beside eos
 MAX_HEADS = 63  # of a layer that can be chosen: the kernels' bits
 HUGE = 1 << 31  # bounds numbers whose sums must fit into the kernels' 64 bits
 
@@ -251,6 +252,8 @@ class ModelSpec:
     symbols: Symbols = Symbols()
     forced: tuple[int, ...] = ()  # every output begins with these tokens
     suppressed: tuple[int, ...] = ()  # no output contains these tokens; nor pad, by fairseq's rules
+    # An output ends with eos or one of these: the largest of their logits counts as eos's. Greedy decoding only.
+    ends: tuple[int, ...] = ()
     outputs: OutputRules = OutputRules()
     float16: bool = True  # whether hidden states stay within its range
 
@@ -262,7 +265,9 @@ class ModelSpec:
         if self.output.scale != 1 and not self.decoder.final_norm:
             faults.append("outputs are scaled after the decoder's final norm, which it lacks")
         symbols = self.symbols
-        if min(symbols.pad, symbols.eos, symbols.start, symbols.mask, *self.forced, *self.suppressed) < 0:
+        if min(symbols.pad, symbols.eos, symbols.start, symbols.mask, *self.forced, *self.suppressed, *self.ends) < 0:
             faults.append("special tokens must not be negative")
+        if len({symbols.eos, *self.ends}) <= len(self.ends) or len(self.ends) > MAX_ENDS:
+            faults.append(f"ends beside eos, {symbols.eos}: at most {MAX_ENDS}, each another token, not {self.ends!s:.80}")
         if faults:
             raise ValueError("; ".join(faults))

@@ -150,7 +150,8 @@ class TokenizerFolder:
         else:
             plain = self.read("added_tokens.json")
             tokens = {self.index(number): self.token(content, special=False) for content, number in plain.items()}
-        own = {key.removesuffix("_token"): value for key, value in self.settings.items() if key.endswith("_token") and value}
+        keys = [key for key in self.settings if key.endswith("_token") and key not in USUAL]  # not flags such as add_bos_token
+        own = {key.removesuffix("_token"): self.settings[key] for key in keys if self.settings[key]}
         given = {key: self.token(value) for key, value in own.items()}
         named = {name: self.family.defaults[name] for name in self.family.named} | {
             key: each.content for key, each in given.items()

@@ -23,7 +23,7 @@ from specdec_plugins.model.spec import ModelSpec
 
 # A pass over one token takes the time of reading the weights; int4 changes the acceptance by less than measurements show.
 KERNELS = "int4"
-HOST = ("encoder_attn.k_proj.", "encoder_attn.v_proj.")  # what the verifier has computed for a layer
+HOST = ("encoder_attn.k_proj.", "encoder_attn.k_norm.", "encoder_attn.v_proj.")  # what the verifier has computed for a layer
 
 
 def hosted(name: str) -> bool:

@@ -71,6 +71,11 @@ class Asked:
             return None
         return value
 
+    def some_tokens(self, name: str) -> list[int]:
+        """Token ids: a list, or one alone."""
+        value = self.get(name)
+        return [token] if type(value) is int and (token := self.token(name)) is not None else self.tokens(name)
+
     def tokens(self, name: str) -> list[int]:
         """A list of token ids."""
         value = self.get(name)

@@ -84,7 +84,8 @@ def spec_of(family: Family, config: Asked, generation: Generation) -> ModelSpec:
     activation = config.word("activation_function", family.activation)
     return ModelSpec(
         side("encoder"), side("decoder"),
-        symbols=generation.symbols_with(unknown), forced=generation.forced, suppressed=suppressed, outputs=generation.rules,
+        symbols=generation.symbols_with(unknown), forced=generation.forced, suppressed=suppressed, ends=generation.ends,
+        outputs=generation.rules,
     )  # fmt: skip
 
 

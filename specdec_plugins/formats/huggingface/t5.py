@@ -80,7 +80,8 @@ def spec_of(family: Family, config: Asked, generation: Generation) -> ModelSpec:
     return ModelSpec(
         encoder, replace(encoder, layers=config.whole("num_decoder_layers", layers, least=1)),
         Output(scale=width**-0.5 if scales(family, config) else 1.0), symbols=generation.symbols_with(unknown),
-        forced=generation.forced, suppressed=generation.suppressed, outputs=generation.rules, float16=False,
+        forced=generation.forced, suppressed=generation.suppressed, ends=generation.ends, outputs=generation.rules,
+        float16=False,
     )  # fmt: skip
 
 

@@ -57,8 +57,8 @@ def spec_of(config: Asked, generation: Generation) -> ModelSpec:
     encoder, decoder = (part(config, side) for side in ("encoder", "decoder"))
     return ModelSpec(
         side_of(encoder), side_of(decoder), Output(cap=cap(decoder, "final_logit_softcapping", 30.0)),
-        symbols=generation.symbols_with(3), forced=generation.forced, suppressed=generation.suppressed, outputs=generation.rules,
-        float16=False,
+        symbols=generation.symbols_with(3), forced=generation.forced, suppressed=generation.suppressed, ends=generation.ends,
+        outputs=generation.rules, float16=False,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import math
 import os
 import weakref
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ctypes import byref
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -209,10 +209,11 @@ class Stack(Handle):
         gate: NativeLinear | None = None,
         screen: Screen | None = None,
         plane: Plane | None = None,
+        ends: Sequence[int] = (),
     ):
         """Of a ``side`` of a model, without its norms; those are given. ``tokens`` (V, D), ``positions`` (P, D), ``rotation``
         (P, K). ``cap``: of logits. ``gate`` is the successor network's. With a ``screen`` of the projection most logits are
-        approximate. Passes may be screened by a ``plane`` of it.
+        approximate. Passes may be screened by a ``plane`` of it. ``ends``: eos, and further tokens that end an output, if any.
         """
         self.engine, self.projection, self.gate, self.screen, self.plane = engine, projection, gate, screen, plane
         # Passes read them: tokens as they are stored, so that a mapped file's rows are read as they are needed.
@@ -222,7 +223,7 @@ class Stack(Handle):
         self.tables = tokens, positions, rotation
         self.width, self.vocabulary = side.width, projection.outputs if projection else 0
         self.linears: list[NativeLinear] = []  # of the layers
-        attention, embedding = side.attention, side.embedding
+        attention, embedding, listed = side.attention, side.embedding, integers(ends)
         call = engine.library.structs["StackCall"](
             width=side.width,
             heads=attention.heads,
@@ -247,6 +248,8 @@ class Stack(Handle):
             screen=screen and screen.weights.pointer,
             plane=plane and plane.pointer,
             logits_cap=cap or 0,
+            ends=start(listed) if ends else None,
+            ends_count=len(listed),
         )
         kept_norms = [set_norm(call, name, norm) for name, norm in (("embedding_norm", embedding_norm), ("last_norm", last_norm))]
         super().__init__(engine.library, "stack", byref(call))

@@ -188,7 +188,8 @@ class CpuModel:
             cap=self.spec.output.cap,
             gate=self.successor and self.successor.gate,
             screen=screen_of(output, kind, engine),
-            plane=None if weights.drafts else plane_of(projection, self.spec, kind),
+            plane=None if weights.drafts or self.spec.ends else plane_of(projection, self.spec, kind),
+            ends=(self.spec.symbols.eos, *self.spec.ends) if self.spec.ends and output.vocabulary is None else (),
         )
         side = self.spec.decoder
         self.layers, self.entry = side.layers, 2 * side.key_width

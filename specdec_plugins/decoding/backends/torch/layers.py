@@ -84,6 +84,13 @@ def capped(x: Tensor, cap: float | None) -> Tensor:
     return x if cap is None else cap * torch.tanh(x / cap)
 
 
+def ended(logits: Tensor, ends: Tensor | None) -> Tensor:
+    """Logits (..., V) whose tokens ``ends`` (E,) have each other's, in descending order, so that the first stands for all."""
+    if ends is None:
+        return logits
+    return logits.index_copy(-1, ends, logits[..., ends].sort(-1, descending=True).values)
+
+
 class Turn:
     """What happens to queries and keys before they meet: head by head, a norm and a rotation by their positions."""
 

@@ -41,6 +41,8 @@ SHARED_STRUCT(StackCall,
     const Linear *basis, *screen;     // see `Forward::screen`
     const Plane* plane;               // of the projection
     double logits_cap;                // 0: none
+    const int64_t* ends;              // tokens that end an output, eos first; NULL: eos alone
+    int64_t ends_count;
 )
 // Cross-attention is missing in an encoder. A layer reads and writes layer `entries` of the caches.
 SHARED_STRUCT(LayerCall,

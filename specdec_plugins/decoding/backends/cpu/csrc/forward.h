@@ -122,6 +122,7 @@ struct Stack {
     const Linear *basis, *screen;  // of a drafter's screen: see `Forward::screen`; NULL if it has none
     const Plane* plane;            // of the projection; NULL if it has none
     float logits_cap;
+    std::vector<int64_t> ends;  // tokens that end an output, eos first; empty: eos alone
     std::vector<Layer> layers{};
 
     explicit Stack(const StackCall& call)
@@ -132,7 +133,8 @@ struct Stack {
           embedding{call.tokens, Table(call.kind), call.positions, float(call.embedding_scale), call.first, call.last,
                     bool(call.zero_start), {call.embedding_norm, int(call.width)}},
           last(call.last_norm, int(call.width)), projection(call.projection), gate(call.gate), basis(call.basis),
-          screen(call.screen), plane(call.plane), logits_cap(float(call.logits_cap)) {}
+          screen(call.screen), plane(call.plane), logits_cap(float(call.logits_cap)),
+          ends(call.ends, call.ends + call.ends_count) {}
     int queries() const { return heads * size; }            // numbers of a query
     int entry() const { return 2 * key_heads * size; }      // and of an entry
     HeadShape shape(const Layer* layer) const {  // of self-attention in a layer; NULL: of cross-attention
@@ -520,14 +522,24 @@ class Forward {
             screen(part);
         else
             project(*stack.projection, input, pass.output, part);
-        if (stack.logits_cap) {
+        if (stack.logits_cap || !stack.ends.empty()) {
             sync();
             each_row(part, [&](int row) {
-                float* logits = pass.output + rows[row].target * stack.projection->outputs;
-                for (int i = 0; i < stack.projection->outputs; ++i) logits[i] = first(capped(logits[i], stack.logits_cap));
+                const int count = stack.projection->outputs, whole = count / W * W;
+                float* logits = pass.output + rows[row].target * count;
+                for (int i = 0; stack.logits_cap && i < whole; i += W) store(logits + i, capped(load(logits + i), stack.logits_cap));
+                for (int i = whole; stack.logits_cap && i < count; ++i) logits[i] = first(capped(logits[i], stack.logits_cap));
+                order_ends(logits);
             });
         }
         if (stack.gate) project(*stack.gate, input, pass.gates, part);
+    }
+
+    // Tokens that end an output exchange their logits, so that eos, the first, has the largest and stands for all of them.
+    void order_ends(float* logits) const {
+        for (size_t sorted = 0; sorted < stack.ends.size(); ++sorted)
+            for (size_t at = sorted; at && logits[stack.ends[at - 1]] < logits[stack.ends[at]]; --at)
+                std::swap(logits[stack.ends[at - 1]], logits[stack.ends[at]]);
     }
 
     // Logits of a large output layer for less than its weights cost: approximate ones, of the hidden state in a basis (R, D) and
