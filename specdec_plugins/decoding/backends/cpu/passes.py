@@ -18,12 +18,12 @@ from specdec_plugins.decoding.backends.cpu.rules import Choosing, Judging, Nativ
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.backends.reading import NOT_WANTED, Reading
 from specdec_plugins.decoding.compiled import kernels
-from specdec_plugins.decoding.constraints import Bounds, Repeats
+from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Beam, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.search.beam import Ranked
-from specdec_plugins.decoding.trees import TreeDraft, by_row, nodes_of, tokens_to, within_rows
-from specdec_plugins.decoding.values import Draft, Draws, Plan, Verdict, Want, rejecting
+from specdec_plugins.decoding.trees import by_row, nodes_of, tokens_to, within_rows
+from specdec_plugins.decoding.values import Draft, Draws, Plan, Verdict, Want
 from specdec_plugins.extras import needed
 from specdec_plugins.formats.arrays import array as array_of
 
@@ -114,11 +114,6 @@ class CpuPass:
         draws: Sequence[Draws | None] | None = None,
         scored: Sequence[bool] | None = None,
     ) -> Verdict:
-        if isinstance(draft, TreeDraft) and draws and rejecting(draws):
-            import_pytorch("trees under the rejection rule")
-            from specdec_plugins.decoding.backends.torch import trees
-
-            return trees.judge(self, draft, bounds, tolerances, draws, scored)
         judging = Judging(self.width, draft, bounds, tolerances, draws, scored)
         logits, engine = self.logits(), self.model.engine
         engine.library.specdec_judge(engine.pointer, address(logits), self.rows, self.width, logits.shape[2], byref(judging.call))
@@ -137,21 +132,20 @@ class CpuPass:
     def rank(self, draft: Draft, bounds: Bounds, beams: Sequence[Beam | None]) -> list[list[Ranked]]:
         logits, engine, symbols = self.logits(), self.model.engine, bounds.constraints.symbols
         nodes = nodes_of(draft, [row for row, beam in enumerate(beams) if beam])
-        own, size = bounds.after(tokens_to(draft, nodes)), self.rows * self.width
-        options = [(0, 0, 0, False, 0.0)] * size  # no candidates where nothing was read
-        repeats = [Repeats(0, ())] * size
-        places = [row * self.width + node + 1 for row, node in nodes]
-        for number, (place, (row, _)) in enumerate(zip(places, nodes)):
-            beam = beams[row]
-            assert beam is not None
-            options[place] = beam.candidates, own.room[number], own.minimum[number], beam.renormalize, beam.unk_penalty
-            if own.repeats:
-                repeats[place] = own.repeats[number]
-        width = max(beam.candidates for beam in beams if beam)
-        few, room, minimum, renormalise, penalty = zip(*options)
-        rows = engine.library.rows("RankRow", few=few, room=room, minimum=minimum, renormalise=renormalise, penalty=penalty)
-        banned, bans = integers(bounds.constraints.banned), NativeRepeats.of(repeats if own.repeats else None)
-        tokens, scores = array("q", bytes(8 * size * width)), array("f", bytes(4 * size * width))
+        own, kinds = bounds.after(tokens_to(draft, nodes)), [beam for row, _ in nodes if (beam := beams[row])]
+        few = [beam.candidates for beam in kinds]
+        rows = engine.library.rows(
+            "RankRow",
+            row=[row for row, _ in nodes],
+            result=[node + 1 for _, node in nodes],
+            few=few,
+            room=own.room,
+            minimum=own.minimum,
+            renormalise=[beam.renormalize for beam in kinds],
+            penalty=[beam.unk_penalty for beam in kinds],
+        )
+        banned, bans, width = integers(bounds.constraints.banned), NativeRepeats.of(own.repeats), max(few)
+        tokens, scores = array("q", bytes(8 * len(nodes) * width)), array("f", bytes(4 * len(nodes) * width))
         call = engine.library.structs["RankCall"](
             unk=symbols.mask,
             eos=symbols.eos,
@@ -163,9 +157,9 @@ class CpuPass:
             tokens=start(tokens),
             scores=start(scores),
         )
-        engine.library.specdec_rank(engine.pointer, address(logits), size, logits.shape[2], logits.shape[2], byref(call))
+        engine.library.specdec_rank(engine.pointer, address(logits), len(nodes), self.width, logits.shape[2], byref(call))
         found, values = tokens.tolist(), scores.tolist()
-        ranges = (slice(place * width, place * width + few[place]) for place in places)
+        ranges = (slice(number * width, number * width + count) for number, count in enumerate(few))
         return by_row(nodes, [Ranked(found[each], values[each]) for each in ranges], self.rows)
 
 
