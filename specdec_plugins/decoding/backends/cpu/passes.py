@@ -7,13 +7,13 @@ from array import array
 from collections.abc import Sequence
 from ctypes import Structure, addressof, byref
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from specdec_plugins.decoding.backends.candidates import Candidates
 from specdec_plugins.decoding.backends.cpu.binding import Buffer, address, floats, integers, start
+from specdec_plugins.decoding.backends.cpu.candidates import best_few, candidates_of
 from specdec_plugins.decoding.backends.cpu.rules import Choosing, Judging, NativeRepeats
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.backends.reading import NOT_WANTED, Reading
@@ -24,21 +24,12 @@ from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.search.beam import Ranked
 from specdec_plugins.decoding.trees import by_row, nodes_of, tokens_to, within_rows
 from specdec_plugins.decoding.values import Draft, Draws, Plan, Verdict, Want
-from specdec_plugins.extras import needed
 from specdec_plugins.formats.arrays import array as array_of
 
 if TYPE_CHECKING:
     from specdec_plugins.decoding.backends.cpu.model import CpuModel
 
 BLOCK = 16  # attention is written in whole blocks of positions, at most this long (`W` in vectors.h)
-
-
-@cache
-def import_pytorch(feature: str) -> None:
-    """Import PyTorch for what the kernels lack. Raises ImportError."""
-    with needed("torch", feature):
-        import torch
-    torch.set_num_threads(1)  # its idle threads would compete with the kernels'
 
 
 class CpuPass:
@@ -92,11 +83,7 @@ class CpuPass:
         return address(gates), 0 if gates is None else gates.shape[2]
 
     def candidates(self, prefix: Prefix) -> Candidates:
-        import_pytorch("growing trees from a model's drafts")
-        from specdec_plugins.decoding.backends.torch.candidates import of_arrays
-
-        logits, model = self.logits(), self.model
-        return of_arrays(logits, self.results.get("gates"), model.successor, model.vocabulary, prefix)
+        return candidates_of(self.logits(), self.results.get("gates"), self.model.successor, self.model.vocabulary, prefix)
 
     def scores(self, tokens: Sequence[Sequence[int]]) -> list[list[float]]:
         logits, engine, scores = self.logits(), self.model.engine, array("f", bytes(4 * self.rows * self.width))
@@ -121,11 +108,7 @@ class CpuPass:
 
     def likeliest(self, places: Sequence[tuple[int, int]], count: int) -> list[list[tuple[float, int]]]:
         logits = self.logits()[tuple(zip(*places))]
-        few = min(count, logits.shape[-1])
-        best = np.argpartition(-logits, few - 1, -1)[:, :few]
-        scores = np.take_along_axis(logits, best, -1)
-        order = np.argsort(-scores, -1, kind="stable")
-        best, scores = np.take_along_axis(best, order, -1), np.take_along_axis(scores, order, -1)
+        best, scores = best_few(logits, count)
         scores = scores - scores[:, :1] - np.log(np.exp(logits - scores[:, :1]).sum(-1, keepdims=True))
         return [list(zip(*each)) for each in zip(scores.tolist(), best.tolist())]
 
