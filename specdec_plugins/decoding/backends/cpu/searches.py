@@ -37,18 +37,15 @@ class Group:
     def __post_init__(self) -> None:
         self.origins = self.rows
 
-    def follow(self, record: Iterator[int], scores: Iterator[float], draft: Draft) -> Step:
-        """Take what an iteration chose, which read the ``draft`` of each row: see `BeamSearch::advance` in search.h."""
+    def follow(self, record: Iterator[int], scores: Iterator[float], draft: Draft | None) -> Step:
+        """Take what an iteration chose, which read the ``draft`` of each row, if any: see `BeamSearch::advance` in search.h."""
         taken = next(record)
         for _ in range(taken):
             self._step(record, scores)
-        ends = islice(record, 2 * (1 if self.beams.over else len(self.beams.live)))
-        origins, drafted = self.origins, list[int]()
-        self.origins, self.paths = [], []
-        for row, node in zip(ends, ends):
-            self.origins.append(origins[row])
-            self.paths.append(path_to(node, parents_of(draft, origins[row])))
-        if any(draft.tokens):
+        ends, drafted = list(islice(record, 2 * (1 if self.beams.over else len(self.beams.live)))), list[int]()
+        self.origins = [self.origins[row] for row in ends[::2]]
+        if draft is not None:
+            self.paths = [path_to(node, parents_of(draft, row)) for row, node in zip(self.origins, ends[1::2])]
             drafted = accepted_first(draft.tokens[self.origins[0]], self.paths[0])
         self.steps.append(Step(drafted, taken - 1, self.own(0)))
         return self.steps[-1]
@@ -153,8 +150,8 @@ class Searches:
         ``taken`` a step of each search that was not over."""
         if not self.groups:
             return None, [], []
-        record, scores = iter(self._record), iter(self._scores)
-        steps = [[group.follow(record, scores, draft) for group in self.groups if not group.beams.over] for _ in range(taken)]
+        record, scores, drafted = iter(self._record), iter(self._scores), draft if any(draft.tokens) else None
+        steps = [[group.follow(record, scores, drafted) for group in self.groups if not group.beams.over] for _ in range(taken)]
         slots, first, finished = self._slots.tolist(), 0, list[int]()
         order, placed = [*others], [state.slots[row] for row in others]
         numbers, groups = [prefix.numbers[row] for row in others], list[Group | None]([None] * len(others))
@@ -184,8 +181,8 @@ class Searches:
 
     def verdict(self) -> Verdict:
         """On the drafts of a call of one iteration, by the rows that `place` has made."""
-        found = [(path, group.own(number)) for group in self.groups for number, path in enumerate(group.paths)]
-        paths, own = [path for path, _ in found], [token for _, token in found]
+        paths = [path for group in self.groups for path in group.paths or [[]] * len(group.origins)]
+        own = [group.own(number) for group in self.groups for number in range(len(group.origins))]
         return Verdict(list(map(len, paths)), own, [[0.0] * (len(path) + 1) for path in paths], [False] * len(paths), paths)
 
 

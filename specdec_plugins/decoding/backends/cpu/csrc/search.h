@@ -41,7 +41,7 @@ struct Ranked {
     void clear() { rows.clear(), repeats.clear(), texts.clear(); }
 };
 
-// A search: its options, and its state between steps.
+// A search: its options, and its state between steps. Without drafts only the constructor allocates.
 class BeamSearch {
   public:
     // The next ones of the call's hypotheses, their tokens and drafts, and the scores of finished ones are this search's; moves on.
@@ -63,6 +63,7 @@ class BeamSearch {
         for (auto* each : {&chosen, &this->ended}) each->reserve(row.size);
         for (auto* each : {&live, &survivors}) each->reserve(row.size);
         pool.reserve(row.size * candidates), finished.reserve(2 * row.size), taken.reserve(row.size);
+        record.reserve(1 + all.steps * (3 + 4 * row.size) + 2 * row.size), scored.reserve(all.steps * 2 * row.size);
     }
 
     // Takes steps by the candidates (N, width) of the pass: tokens and scores. At least one, and another one as long as the pass has
@@ -124,7 +125,6 @@ class BeamSearch {
             }
         }
     }
-    size_t rows() const { return live.size(); }
 
     const SearchRow& row;
     int64_t candidates;
