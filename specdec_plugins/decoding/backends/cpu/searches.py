@@ -39,10 +39,18 @@ class Group:
 
     def follow(self, record: Iterator[int], scores: Iterator[float], draft: Draft | None) -> Step:
         """Take what an iteration chose, which read the ``draft`` of each row, if any: see `BeamSearch::advance` in search.h."""
-        taken = next(record)
+        search, taken = self.search, next(record)
         for _ in range(taken):
-            self._step(record, scores)
-        ends, drafted = list(islice(record, 2 * (1 if self.beams.over else len(self.beams.live)))), list[int]()
+            living, ending, over = islice(record, 3)
+            live, parents = self._continued(living, record, scores)
+            ended, _ = self._continued(max(0, ending), record, scores)
+            if ending < 0:
+                ended = [*self.beams.live]
+            finished = self.beams.finished
+            if ended:
+                finished = search.kept([*finished, *((search.normalised(node), node) for node in ended)])
+            self.beams = Beams(tuple(live), finished, tuple(parents), bool(over))
+        ends, drafted = list(islice(record, 2 if self.beams.over else 2 * living)), list[int]()
         self.origins = [self.origins[row] for row in ends[::2]]
         if draft is not None:
             self.paths = [path_to(node, parents_of(draft, row)) for row, node in zip(self.origins, ends[1::2])]
@@ -53,17 +61,6 @@ class Group:
     def own(self, number: int) -> int:
         """The last token of a live hypothesis; eos of a search that is over."""
         return self.search.eos if self.beams.over else self.beams.live[number].token
-
-    def _step(self, record: Iterator[int], scores: Iterator[float]) -> None:
-        living, ending, over = islice(record, 3)
-        live, parents = self._continued(living, record, scores)
-        ended, _ = self._continued(max(0, ending), record, scores)
-        if ending < 0:
-            ended = [*self.beams.live]
-        search, finished = self.search, self.beams.finished
-        if ended:
-            finished = search.kept([*finished, *((search.normalised(node), node) for node in ended)])
-        self.beams = Beams(tuple(live), finished, tuple(parents), bool(over))
 
     def _continued(self, count: int, record: Iterator[int], scores: Iterator[float]) -> tuple[list[Node], list[int]]:
         """Hypotheses that are one token longer, and the ranks of those that they continue."""
