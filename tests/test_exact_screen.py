@@ -113,7 +113,7 @@ class Layer:
             "DecodeRow", **fields, draft_length=[len(each) - 1 for each in drafts], unread=[1] * size, **rules
         )  # fmt: skip
         logits = np.full((size, LONGEST + 1, self.vocabulary), math.nan, np.float32)
-        given = integers([each[0] for each in drafts], *(each[1:] for each in drafts))
+        last, given = integers(each[0] for each in drafts), integers(*(each[1:] for each in drafts))
         record, kept = integers([-1] * 4 * size), integers([0] * size * LONGEST)
         scores, banned, cache = np.zeros(size * (LONGEST + 1), np.float32), integers(banned), address(self.cache)
         bans = library.rows("RepeatRow", size=[n for n, _ in repeats], prefix=[len(prefix) for _, prefix in repeats])
@@ -133,7 +133,8 @@ class Layer:
             longest=LONGEST,
             steps=1,
             rows=start(rows),
-            tokens=start(given),
+            tokens=start(last),
+            given=start(given),
             repeats=addressof(no_repeats) if any(n for n, _ in repeats) else None,
             record=start(record),
             drafts=start(kept),

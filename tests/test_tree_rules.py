@@ -71,7 +71,7 @@ def test_the_longest_acceptable_path_is_taken(kernels):
         minimum = [rng.choice((0, 0, 2)) for _ in range(rows)]
         repeats = [Repeats(rng.choice((0, 0, 1, 2)), rng.choices((4, 5, 6, 7), k=rng.randrange(5))) for _ in range(rows)]
         bounds = Bounds(Constraints(suppressed=(11,)), room, minimum, rng.choice((None, repeats)))
-        verdict = rules.judge(given_pass(logits, kernels), draft, bounds, tolerances, None)
+        verdict = given_pass(logits, kernels).judge(draft, bounds, tolerances, None)
         for row in range(rows):
             values = logits[row].tolist()
             scores = logits[row].log_softmax(-1)
@@ -121,7 +121,7 @@ def test_a_tree_that_does_not_branch_is_a_chain(rule, kernels):
     tolerances = [Tolerance(1 + row % 2) for row in range(40)]
     chain = given_pass(logits, kernels).judge(Draft(tokens), bounds, tolerances, draws)
     draft = TreeDraft(tokens, [[-1, 0, 1, 2]] * 40)
-    found = rules.judge(given_pass(logits, kernels), draft, bounds, tolerances, draws)
+    found = given_pass(logits, kernels).judge(draft, bounds, tolerances, draws)
     assert found[:2] == chain[:2] and found.cut == chain.cut
     assert found.paths == [[*range(accepted)] for accepted in chain.accepted]
     for mine, theirs in zip(found.scores, chain.scores):
@@ -135,7 +135,7 @@ FIRST, SECOND = (torch.randn(*shape, 6, generator=torch.Generator().manual_seed(
 BRANCHES = [3, 0, 3, 1, 5, 0, 2], [-1, -1, -1, 0, 0, 0, 1]
 
 
-def two_tokens(how, count):
+def two_tokens(how, count, kernels=False):
     """Counts of the first two tokens after the prefix, over ``count`` seeds."""
     tokens, parents = BRANCHES
     logits = torch.stack([FIRST, *SECOND[tokens]]).expand(count, -1, -1)
@@ -143,14 +143,14 @@ def two_tokens(how, count):
     constraints = Constraints(SimpleNamespace(pad=4, eos=4))  # the fifth token never comes
     free = Bounds(constraints, [9] * count, [9] * count)
     draft = TreeDraft([tokens] * count, [parents] * count)
-    verdict = rules.judge(given_pass(logits, False), draft, free, [Tolerance()] * count, draws)
+    verdict = given_pass(logits, kernels).judge(draft, free, [Tolerance()] * count, draws)
     said = [[*(tokens[node] for node in path), own] for path, own in zip(verdict.paths, verdict.own)]
     short = [row for row, row_said in enumerate(said) if len(row_said) == 1]
     more = [draws[row]._replace(prefix=[2, 5, *said[row]]) for row in short]
     if short:
         logits = torch.stack([SECOND[said[row]] for row in short])
         bounds = Bounds(constraints, [9] * len(short), [9] * len(short))
-        later = given_pass(logits, False).judge(Draft([[]] * len(short)), bounds, [Tolerance()] * len(short), more)
+        later = given_pass(logits, kernels).judge(Draft([[]] * len(short)), bounds, [Tolerance()] * len(short), more)
         for row, token in zip(short, later.own):
             said[row].append(token)
     return Counter(tuple(row[:2]) for row in said)
@@ -168,11 +168,43 @@ def expected_two(how):
     }
 
 
+@RULES
 @pytest.mark.parametrize("warping", WARPS)
 @pytest.mark.parametrize("count", [4_000, pytest.param(40_000, marks=pytest.mark.long)])
-def test_rejection_on_a_tree_gives_the_verifiers_distribution(count, warping):
+def test_rejection_on_a_tree_gives_the_verifiers_distribution(count, warping, kernels):
     how = Sampling(**{**vars(WARPS[warping]), "rule": "rejection"})
-    assert improbability(two_tokens(how, count), expected_two(how)) > 1e-4
+    assert improbability(two_tokens(how, count, kernels), expected_two(how)) > 1e-4
+
+
+@KERNELS
+def test_rejection_on_the_kernels_is_that_of_pytorch():
+    """The same tries with the same numbers, under all constraints: rounding decides nothing here."""
+    rng, generator = random.Random(6), torch.Generator().manual_seed(6)
+    refused = lengths = 0
+    for _ in range(100):
+        rows = rng.randrange(1, 6)
+        parents = [random_tree(rng, rng.randrange(20)) for _ in range(rows)]
+        room = [rng.choice((0, 1, 3, 30, 30)) for _ in range(rows)]
+        draft = TreeDraft([rng.choices((EOS, 4, 5, 6, 7), k=len(tree)) for tree in parents], parents).clip(room, EOS)
+        logits = torch.randn(rows, max(map(len, draft.tokens)) + 1, 12, generator=generator, dtype=torch.float64)
+        logits = (logits + torch.tensor([0, 0, 2, 0, *[2] * 4, 0, 0, 0, 3])).float().double()
+        repeats = [Repeats(rng.choice((0, 1, 2)), rng.choices((4, 5, 6, 7), k=rng.randrange(5))) for _ in range(rows)]
+        bounds = Bounds(
+            Constraints(suppressed=(11,)), room, [rng.choice((0, 2)) for _ in range(rows)], rng.choice((None, repeats))
+        )
+        how = [
+            rng.choice((None, Sampling(), Sampling(0.8, rule="rejection"), Sampling(1.5, 6, 0.9, 1.7, "rejection")))
+            for _ in repeats
+        ]
+        draws = [each and Draws(each, rng.randrange(99), rng.choices((4, 5, 6), k=3)) for each in how]
+        tolerances, scored = [Tolerance()] * rows, [rng.random() < 0.5 for _ in repeats]
+        found, expected = (given_pass(logits, each).judge(draft, bounds, tolerances, draws, scored) for each in (True, False))
+        assert found._replace(scores=[]) == expected._replace(scores=[])
+        for mine, theirs in zip(found.scores, expected.scores):
+            assert mine == pytest.approx(theirs, abs=1e-5)
+        lengths += sum(found.accepted)
+        refused += sum(bool(tree) and not path for tree, path in zip(draft.parents, found.paths))
+    assert lengths > 40 and refused > 20
 
 
 MUTATIONS = {

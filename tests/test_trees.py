@@ -3,6 +3,7 @@
 import math
 import random
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -34,8 +35,10 @@ from specdec_plugins import Translator
 from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.cpu import binding
+from specdec_plugins.decoding.backends.cpu.candidates import candidates_of as in_numpy
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.arrays import tensor
+from specdec_plugins.decoding.backends.torch.candidates import candidates_of as in_pytorch
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.passes import TorchPass
 from specdec_plugins.decoding.control.fixed import ALWAYS
@@ -317,6 +320,31 @@ def counted_out(plugin, source, target, length, tilt):
     with torch.no_grad():
         extend((), 0.0)
     return found
+
+
+@pytest.mark.parametrize("successor", [False, True])
+def test_candidates_in_numpy_are_those_in_pytorch(successor):
+    """Tokens and scores, in rows that draw or not, with a vocabulary of the drafter's own."""
+    generator, vocabulary = torch.Generator().manual_seed(1), [*range(2, 40)]
+    hows = [
+        None,
+        Sampling(0.7),
+        Sampling(1.4, 5, 0.8),
+        Sampling(1.1, 3, rule="rejection"),
+        Sampling(0.9, 0, 0.6, 1.3, "rejection"),
+    ]
+    prefix = Prefix()
+    prefix.admit([Request(row, [5, EOS], 20, sampling=how, seeds=[row - 2 << 40]) for row, how in enumerate(hows)])
+    prefix.outputs = [[7] * row for row in range(5)]
+    logits, gates = (torch.randn(5, 4, size, generator=generator) for size in (len(vocabulary), 32))
+    tables = {name: torch.randn(len(vocabulary), 32, generator=generator) for name in ("tokens", "out")} if successor else None
+    given = gates if successor else None
+    expected = in_pytorch(logits, given, tables and SimpleNamespace(**tables), vocabulary, prefix)
+    arrays = tables and SimpleNamespace(**{name: table.numpy() for name, table in tables.items()})
+    found = in_numpy(logits.numpy(), given if given is None else given.numpy(), arrays, vocabulary, prefix)
+    assert found.tokens == expected.tokens
+    chances = (torch.tensor(each.scores, dtype=torch.float64).exp() for each in (found, expected))
+    torch.testing.assert_close(*chances, rtol=1e-5, atol=1e-12)
 
 
 @pytest.mark.parametrize("arch", ["block", "block_causal"])

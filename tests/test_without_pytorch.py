@@ -25,6 +25,7 @@ CASES = {
     "n-grams": {"draft_with": "ngram"},
     "lookahead in trees": {"draft_with": "lookahead", "tree": 12},
     "recycling in trees": {"draft_with": "recycling", "tree": 8},
+    "trees under rejection": {"draft_with": "recycling", "tree": 8, "sampling": True, "rule": "rejection", "seed": 3},
     "window": {"draft_with": "window", "block_size": 4},
     "drafter alone": {"strategy": "drafter"},
 }

@@ -44,6 +44,9 @@ class TreeDraft(Draft):
             trees.append([numbers[parents[node]] for node in kept])
         return TreeDraft(tokens, trees)
 
+    def select(self, order: Sequence[int]) -> "TreeDraft":
+        return TreeDraft([self.tokens[row] for row in order], [self.parents[row] for row in order])
+
 
 def depths(parents: Sequence[int]) -> list[int]:
     """The number of tokens on each node's path, its own included."""

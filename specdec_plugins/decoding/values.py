@@ -121,6 +121,10 @@ class Draft:
         clipped = [row[: min(most, row.index(eos) + 1 if eos in row else most)] for row, most in zip(self.tokens, room)]
         return Draft(clipped, self.distribution)
 
+    def select(self, order: Sequence[int]) -> "Draft":
+        """With row ``order[i]`` as row i, and as if certain."""
+        return Draft([self.tokens[row] for row in order])
+
 
 class DeviceDraft(Draft):
     """A draft still on the device, so that the host need not wait: ``guesses`` (R, K) int64, R >= B.
@@ -173,6 +177,11 @@ class Verdict(NamedTuple):
         return range(self.accepted[row] + 1) if self.paths is None else [0, *(node + 1 for node in self.paths[row])]
 
 
+def accepted_first(tokens: Sequence[int], path: Sequence[int]) -> list[int]:
+    """A row's drafted tokens, those of the accepted nodes first."""
+    return [tokens[node] for node in (*path, *sorted({*range(len(tokens))}.difference(path)))]
+
+
 class Iterations(NamedTuple):
     """Iterations, one after the other, by row: the step, its committed tokens' scores (as in `Verdict`), whether the limit forced
     the own token."""
@@ -186,8 +195,7 @@ class Iterations(NamedTuple):
         """One iteration, from its verdict. No own token follows an accepted eos."""
         done, offered = cls([], [], []), draft.tokens
         if verdict.paths is not None:
-            orders = [[*path, *sorted({*range(len(row))}.difference(path))] for row, path in zip(offered, verdict.paths)]
-            offered = [[row[node] for node in order] for row, order in zip(offered, orders)]
+            offered = [*map(accepted_first, offered, verdict.paths)]
         rows = zip(offered, verdict.accepted, verdict.own or repeat(None), verdict.scores, verdict.cut)
         for drafted, accepted, own, scores, cut in rows:
             if accepted and drafted[accepted - 1] == eos:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.search import step
 from specdec_plugins.decoding.search.beam import Beams, Ranked, Search
-from specdec_plugins.decoding.trees import ROOT, TreeDraft, parents_of, path_to
+from specdec_plugins.decoding.trees import ROOT, parents_of, path_to
 from specdec_plugins.decoding.values import Draft, Verdict
 
 
@@ -50,12 +50,10 @@ def advance(
     order = [place.row for place in places]
     prefix.select(order)
     prefix.numbers, prefix.beams = [place.rank for place in places], [place.beams for place in places]
-    tokens = [draft.tokens[row] for row in order]
-    moved = TreeDraft(tokens, [list(draft.parents[row]) for row in order]) if draft.parents else Draft(tokens)
     paths = [list(place.path) for place in places]
     return (
         order,
-        moved,
+        draft.select(order),
         Verdict(
             list(map(len, paths)),
             [place.own for place in places],

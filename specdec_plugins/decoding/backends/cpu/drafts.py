@@ -26,14 +26,15 @@ WORTH_SHARING = 4 << 20
 
 
 class Drafting:
-    """By a recipe, for one session; ``recipe`` is a number in ``call``."""
+    """By a recipe, for one session."""
 
+    number: ClassVar[int]  # of the recipe
     wants: ClassVar[Want] = LOGITS  # of the verifier's passes
 
-    def __init__(self, call: Structure, model: Any, recipe: int, symbols: Symbols):
+    def __init__(self, call: Structure, model: Any, symbols: Symbols):
         self.call, self.model = call, model
         own = numbered(symbols, model.vocabulary)
-        call.recipe, call.stack, call.pad, call.eos, call.mask = recipe, model.stack.pointer, own.pad, own.eos, symbols.mask
+        call.stack, call.pad, call.eos, call.mask = model.stack.pointer, own.pad, own.eos, symbols.mask
         call.tokens, call.outs, call.candidates = successor_tables(model)
         call.token_ids = model.token_ids and start(model.token_ids)
         call.positions = model.spec.decoder.max_positions
@@ -60,14 +61,18 @@ class Drafting:
 
 
 class DraftingInTurn(Drafting):
+    number = IN_TURN
+
     def __init__(self, call: Structure, recipe: InTurn, symbols: Symbols):
-        super().__init__(call, recipe.model, IN_TURN, symbols)
+        super().__init__(call, recipe.model, symbols)
         call.shared = self.model.width * self.model.stack.vocabulary >= WORTH_SHARING
 
 
 class DraftingMasked(Drafting):
+    number = MASKED
+
     def __init__(self, call: Structure, recipe: Masked, symbols: Symbols):
-        super().__init__(call, recipe.model, MASKED, symbols)
+        super().__init__(call, recipe.model, symbols)
         self._read = array("q")
 
     def begin(self, state: Any, rows: list[int], prefix: Prefix, longest: int) -> list[list[int]]:
@@ -81,10 +86,10 @@ class DraftingMasked(Drafting):
 
 
 class DraftingFromVectors(Drafting):
-    wants = Want(features=True)
+    number, wants = FROM_VECTORS, Want(features=True)
 
     def __init__(self, call: Structure, recipe: Vectors, symbols: Symbols):
-        super().__init__(call, recipe.model, FROM_VECTORS, symbols)
+        super().__init__(call, recipe.model, symbols)
         self.heads, self._vectors = recipe.heads, Buffer()
         self._states = self._own = np.empty(0)  # of all rows, and of those that draft
         call.heads, call.embeddings, call.scale = self.heads.linear.pointer, self.heads.embeddings, self.heads.scale

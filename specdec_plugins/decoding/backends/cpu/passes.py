@@ -7,38 +7,29 @@ from array import array
 from collections.abc import Sequence
 from ctypes import Structure, addressof, byref
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from specdec_plugins.decoding.backends.candidates import Candidates
 from specdec_plugins.decoding.backends.cpu.binding import Buffer, address, floats, integers, start
+from specdec_plugins.decoding.backends.cpu.candidates import best_few, candidates_of
 from specdec_plugins.decoding.backends.cpu.rules import Choosing, Judging, NativeRepeats
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.backends.reading import NOT_WANTED, Reading
 from specdec_plugins.decoding.compiled import kernels
-from specdec_plugins.decoding.constraints import Bounds, Repeats
+from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Beam, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.search.beam import Ranked
-from specdec_plugins.decoding.trees import TreeDraft, by_row, nodes_of, tokens_to, within_rows
-from specdec_plugins.decoding.values import Draft, Draws, Plan, Verdict, Want, rejecting
-from specdec_plugins.extras import needed
+from specdec_plugins.decoding.trees import by_row, nodes_of, tokens_to, within_rows
+from specdec_plugins.decoding.values import Draft, Draws, Plan, Verdict, Want
 from specdec_plugins.formats.arrays import array as array_of
 
 if TYPE_CHECKING:
     from specdec_plugins.decoding.backends.cpu.model import CpuModel
 
 BLOCK = 16  # attention is written in whole blocks of positions, at most this long (`W` in vectors.h)
-
-
-@cache
-def import_pytorch(feature: str) -> None:
-    """Import PyTorch for what the kernels lack. Raises ImportError."""
-    with needed("torch", feature):
-        import torch
-    torch.set_num_threads(1)  # its idle threads would compete with the kernels'
 
 
 class CpuPass:
@@ -92,11 +83,7 @@ class CpuPass:
         return address(gates), 0 if gates is None else gates.shape[2]
 
     def candidates(self, prefix: Prefix) -> Candidates:
-        import_pytorch("growing trees from a model's drafts")
-        from specdec_plugins.decoding.backends.torch.candidates import of_arrays
-
-        logits, model = self.logits(), self.model
-        return of_arrays(logits, self.results.get("gates"), model.successor, model.vocabulary, prefix)
+        return candidates_of(self.logits(), self.results.get("gates"), self.model.successor, self.model.vocabulary, prefix)
 
     def scores(self, tokens: Sequence[Sequence[int]]) -> list[list[float]]:
         logits, engine, scores = self.logits(), self.model.engine, array("f", bytes(4 * self.rows * self.width))
@@ -114,11 +101,6 @@ class CpuPass:
         draws: Sequence[Draws | None] | None = None,
         scored: Sequence[bool] | None = None,
     ) -> Verdict:
-        if isinstance(draft, TreeDraft) and draws and rejecting(draws):
-            import_pytorch("trees under the rejection rule")
-            from specdec_plugins.decoding.backends.torch import trees
-
-            return trees.judge(self, draft, bounds, tolerances, draws, scored)
         judging = Judging(self.width, draft, bounds, tolerances, draws, scored)
         logits, engine = self.logits(), self.model.engine
         engine.library.specdec_judge(engine.pointer, address(logits), self.rows, self.width, logits.shape[2], byref(judging.call))
@@ -126,32 +108,27 @@ class CpuPass:
 
     def likeliest(self, places: Sequence[tuple[int, int]], count: int) -> list[list[tuple[float, int]]]:
         logits = self.logits()[tuple(zip(*places))]
-        few = min(count, logits.shape[-1])
-        best = np.argpartition(-logits, few - 1, -1)[:, :few]
-        scores = np.take_along_axis(logits, best, -1)
-        order = np.argsort(-scores, -1, kind="stable")
-        best, scores = np.take_along_axis(best, order, -1), np.take_along_axis(scores, order, -1)
+        best, scores = best_few(logits, count)
         scores = scores - scores[:, :1] - np.log(np.exp(logits - scores[:, :1]).sum(-1, keepdims=True))
         return [list(zip(*each)) for each in zip(scores.tolist(), best.tolist())]
 
     def rank(self, draft: Draft, bounds: Bounds, beams: Sequence[Beam | None]) -> list[list[Ranked]]:
         logits, engine, symbols = self.logits(), self.model.engine, bounds.constraints.symbols
         nodes = nodes_of(draft, [row for row, beam in enumerate(beams) if beam])
-        own, size = bounds.after(tokens_to(draft, nodes)), self.rows * self.width
-        options = [(0, 0, 0, False, 0.0)] * size  # no candidates where nothing was read
-        repeats = [Repeats(0, ())] * size
-        places = [row * self.width + node + 1 for row, node in nodes]
-        for number, (place, (row, _)) in enumerate(zip(places, nodes)):
-            beam = beams[row]
-            assert beam is not None
-            options[place] = beam.candidates, own.room[number], own.minimum[number], beam.renormalize, beam.unk_penalty
-            if own.repeats:
-                repeats[place] = own.repeats[number]
-        width = max(beam.candidates for beam in beams if beam)
-        few, room, minimum, renormalise, penalty = zip(*options)
-        rows = engine.library.rows("RankRow", few=few, room=room, minimum=minimum, renormalise=renormalise, penalty=penalty)
-        banned, bans = integers(bounds.constraints.banned), NativeRepeats.of(repeats if own.repeats else None)
-        tokens, scores = array("q", bytes(8 * size * width)), array("f", bytes(4 * size * width))
+        own, kinds = bounds.after(tokens_to(draft, nodes)), [beam for row, _ in nodes if (beam := beams[row])]
+        few = [beam.candidates for beam in kinds]
+        rows = engine.library.rows(
+            "RankRow",
+            row=[row for row, _ in nodes],
+            result=[node + 1 for _, node in nodes],
+            few=few,
+            room=own.room,
+            minimum=own.minimum,
+            renormalise=[beam.renormalize for beam in kinds],
+            penalty=[beam.unk_penalty for beam in kinds],
+        )
+        banned, bans, width = integers(bounds.constraints.banned), NativeRepeats.of(own.repeats), max(few)
+        tokens, scores = array("q", bytes(8 * len(nodes) * width)), array("f", bytes(4 * len(nodes) * width))
         call = engine.library.structs["RankCall"](
             unk=symbols.mask,
             eos=symbols.eos,
@@ -163,9 +140,9 @@ class CpuPass:
             tokens=start(tokens),
             scores=start(scores),
         )
-        engine.library.specdec_rank(engine.pointer, address(logits), size, logits.shape[2], logits.shape[2], byref(call))
+        engine.library.specdec_rank(engine.pointer, address(logits), len(nodes), self.width, logits.shape[2], byref(call))
         found, values = tokens.tolist(), scores.tolist()
-        ranges = (slice(place * width, place * width + few[place]) for place in places)
+        ranges = (slice(number * width, number * width + count) for number, count in enumerate(few))
         return by_row(nodes, [Ranked(found[each], values[each]) for each in ranges], self.rows)
 
 

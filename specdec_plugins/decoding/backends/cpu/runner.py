@@ -1,7 +1,7 @@
 """Iterations in one call of the kernels (csrc/run.h), with the results of `Runner`.
 
-Where the drafter has a recipe, a call runs many iterations; otherwise the drafter is asked once per call. Trees, drafts for
-searches and acceptance rules of one's own take the way of `Runner`.
+Where the drafter has a recipe, a call runs many iterations; otherwise, and for trees and drafts of searches, the drafter is asked
+once per call. Acceptance rules of one's own take the way of `Runner`.
 
 B rows without a search, S rows of searches, K drafted tokens.
 """
@@ -9,13 +9,14 @@ B rows without a search, S rows of searches, K drafted tokens.
 import time
 from array import array
 from ctypes import byref
+from itertools import count
 from typing import Any
 
 import numpy as np
 
 from specdec_plugins.decoding.backends import Reordered
 from specdec_plugins.decoding.backends.cpu.binding import integers, start
-from specdec_plugins.decoding.backends.cpu.drafts import drafting_by
+from specdec_plugins.decoding.backends.cpu.drafts import GIVEN, drafting_by
 from specdec_plugins.decoding.backends.cpu.passes import CpuPass, results_of
 from specdec_plugins.decoding.backends.cpu.rules import NativeRepeats, NativeSampling
 from specdec_plugins.decoding.backends.cpu.searches import Searches
@@ -49,26 +50,24 @@ class CpuRunner(Runner):
         self.native = drafting_by(recipe, self.call.draft, symbols) if recipe and here else None  # None: the drafter proposes
 
     def iterate(self, prefix: Prefix, plan: Plan, times: int, stats: DecodeStats) -> Record | None:
-        tolerance, drafts, began = getattr(self.acceptance, "tolerance", None), any(plan.lengths), time.perf_counter()
-        alone = [row for row, request in enumerate(prefix.requests) if request.beam is None]
-        ahead = prefix.searching and any(request.beam and length for request, length in zip(prefix.requests, plan.lengths))
-        if tolerance is None or ahead or (drafts and plan.tree is not None):
+        tolerance, began = getattr(self.acceptance, "tolerance", None), time.perf_counter()
+        if tolerance is None:
             return super().iterate(prefix, plan, times, stats)
-        asked = drafts and self.native is None and max(prefix.room) > 0
-        draft = self.draft(prefix, plan) if asked else Draft([[] for _ in prefix.requests])
-        if draft is None:
-            return None
-        if asked:
+        draft, asks = None, any(plan.lengths) and max(prefix.room) > 0 and not self._drafts_here(prefix, plan)
+        if asks:
+            draft = self.draft(prefix, plan)
+            if draft is None:
+                return None
             stats.lap("drafting", prefix.device)
-        observes = self.native is None and (asked or self.drafter.traits.follows)
-        batch = Batch(self, prefix, plan, alone, draft, tolerance, self.drafter.traits.wants if observes else None)
+        observes = asks or (self.native is None and self.drafter.traits.follows)
+        batch = Batch(self, prefix, plan, draft, tolerance, self.drafter.traits.wants if observes else None)
         encoding = batch.run(1 if observes else times)
-        done, call = batch.iterations(), self.call
-        order, over, searched = self.searches.place(alone, self.verifying, prefix, call.taken)
+        done, call, alone = batch.iterations(), self.call, batch.alone
+        order, over, searched = self.searches.place(alone, self.verifying, prefix, call.taken, batch.draft)
         if order is not None and self.drafting is not None:
             self.drafting.select(order)
         if observes:
-            self._observe(batch, draft, done, order)
+            self._observe(batch, done, order)
             stats.lap("verifying", prefix.device)
             seconds = first = time.perf_counter() - began
         else:
@@ -80,45 +79,50 @@ class CpuRunner(Runner):
             steps = [step for at, some in enumerate(searched) for step in (*steps[at * rows : (at + 1) * rows], *some)]
         return Record(prefix.commit(done, len(alone)) + over, steps, call.taken, seconds, first)
 
-    def _observe(self, batch: "Batch", draft: Draft, done: Iterations, order: list[int] | None) -> None:
+    def _drafts_here(self, prefix: Prefix, plan: Plan) -> bool:
+        """Whether the call drafts what the plan asks for: chains, behind rows that do not search."""
+        if self.native is None or (plan.tree is not None and self.drafter.traits.trees):
+            return False
+        return not (prefix.searching and any(each.beam and length for each, length in zip(prefix.requests, plan.lengths)))
+
+    def _observe(self, batch: "Batch", done: Iterations, order: list[int] | None) -> None:
         """Show the drafter an iteration; with searches, their rows in the new ``order``."""
-        eos = batch.prefix.symbols.eos
-        own = [eos if step.own is None else step.own for step in done.steps]
-        verdict = Verdict([step.accepted for step in done.steps], own, done.scores, done.cut)
-        seen: Any = CpuPass.of(self.model, **batch.results)
-        if order is not None:
-            read = [*batch.alone, *(row for group in self.searches.groups for row in group.rows)]
-            places = {row: place for place, row in enumerate(read)}
-            seen, draft = Reordered(seen, [places[row] for row in order]), Draft([draft.tokens[row] for row in order])
-            added = len(order) - len(batch.alone)
-            last = [batch.prefix.outputs[row][-1] for row in range(len(batch.alone), len(order))]
-            verdict = Verdict(
-                verdict.accepted + [0] * added, own + last, done.scores + [[0.0]] * added, done.cut + [False] * added
-            )
-        self.drafter.observe(self.drafting, seen, draft, verdict)
+        eos, draft = batch.prefix.symbols.eos, batch.draft
+        accepted, own = [step.accepted for step in done.steps], [eos if step.own is None else step.own for step in done.steps]
+        verdict, seen = Verdict(accepted, own, done.scores, done.cut, batch.paths()), CpuPass.of(self.model, **batch.results)
+        if order is None:
+            return self.drafter.observe(self.drafting, seen, draft, verdict)
+        places = {row: place for place, row in enumerate(batch.read)}
+        counts, tokens, scores, cut, paths = self.searches.verdict()
+        assert tokens is not None and paths is not None
+        verdict = Verdict(
+            verdict.accepted + counts,
+            own + tokens,
+            done.scores + scores,
+            done.cut + cut,
+            None if verdict.paths is None else verdict.paths + paths,
+        )
+        self.drafter.observe(self.drafting, Reordered(seen, [places[row] for row in order]), draft.select(order), verdict)
 
 
 class Batch:
     """A call of the kernels for the rows of a prefix: what it reads, and what it writes."""
 
     def __init__(
-        self,
-        runner: CpuRunner,
-        prefix: Prefix,
-        plan: Plan,
-        alone: list[int],
-        draft: Draft,
-        tolerance: Tolerance,
-        want: Want | None,
+        self, runner: CpuRunner, prefix: Prefix, plan: Plan, draft: Draft | None, tolerance: Tolerance, want: Want | None
     ):
-        """Of the rows ``alone``; the others search. ``want``: what the drafter observes of the last pass, if it does."""
-        self.runner, self.prefix, self.plan, self.alone, self.observed = runner, prefix, plan, alone, want
-        self.call, self.drafting, self.state = runner.call, runner.native, runner.verifying
-        self.rows = prefix if len(alone) == len(prefix) else prefix.some(alone)
+        """Without a ``draft`` the call drafts itself. ``want``: what the drafter observes of the last pass, if it does."""
+        self.runner, self.prefix, self.plan, self.tolerance, self.observed = runner, prefix, plan, tolerance, want
+        self.call, self.state = runner.call, runner.verifying
+        self.drafting = runner.native if draft is None else None
+        self.draft = draft or Draft([[] for _ in prefix.requests])
+        self.alone = self.read = [
+            row for row, request in enumerate(prefix.requests) if request.beam is None
+        ]  # rows without a search
+        self.rows = prefix if len(self.alone) == len(prefix) else prefix.some(self.alone)
         self.positions = list(map(len, self.rows.outputs))
-        self.lengths = [(plan.lengths[row] if self.drafting else len(draft.tokens[row])) for row in alone]
-        self.longest = max(self.lengths, default=0)
-        self.given, self.distribution, self.tolerance = [draft.tokens[row] for row in alone], draft.distribution, tolerance
+        self.lengths = [plan.lengths[row] if self.drafting else len(self.draft.tokens[row]) for row in self.alone]
+        self.longest = max(self.lengths if self.drafting else map(len, self.draft.tokens), default=0)
         self.results: dict[str, np.ndarray] = {}
 
     def run(self, times: int) -> float:
@@ -129,11 +133,14 @@ class Batch:
         plane = model.stack.plane
         call.screened = 0 if self.observed or plane is None else plane.rows
         call.batch, call.longest, call.steps = batch, self.longest, min(times, model.spec.decoder.max_positions)
-        searching = self.runner.searches.begin(state, prefix, call.steps)
+        searching = self.runner.searches.begin(state, prefix, call.steps, self.draft)
+        self.read = self.alone + self.runner.searches.rows
         state.cache.reserve(state.targets.bound, needed)
         call.caches = state.caches()
         unread, drafter_state, encoding = [[token] for token in self.rows.last], state, 0.0
+        call.draft.recipe = GIVEN
         if self.drafting is not None:
+            call.draft.recipe = self.drafting.number
             unread = self.drafting.begin(self.runner.drafting, self.alone, self.rows, self.longest)
             if self.longest:
                 began = time.perf_counter()
@@ -144,11 +151,15 @@ class Batch:
         for name, value in fields.items():
             setattr(call, name, value)
         memory, steps = self._described(unread, drafter_state) if batch else (), call.steps * batch
+        given = integers(*(self.draft.tokens[row] for row in self.read))
+        parents = integers(*(self.draft.parents[row] for row in self.read if self.draft.parents))
+        call.given, call.parents = start(given), start(parents) if parents else None
         self._record, self._drafts = array("q", bytes(32 * steps)), array("q", bytes(8 * steps * self.longest))
-        self._scores = array("f", bytes(4 * steps * (self.longest + 1)))
-        call.record, call.drafts, call.scores = start(self._record), start(self._drafts), start(self._scores)
+        self._scores, self._paths = array("f", bytes(4 * steps * (self.longest + 1))), array("q", bytes(8 * batch * self.longest))
+        call.record, call.drafts, call.paths = start(self._record), start(self._drafts), start(self._paths)
+        call.scores = start(self._scores)
         model.engine.library.specdec_run(model.engine.pointer, byref(call))
-        del memory
+        del memory, given, parents
         if self.drafting is not None:
             self.drafting.end(self.runner.drafting, self.alone)
         return encoding
@@ -175,14 +186,21 @@ class Batch:
             tau=[tolerance.tau for tolerance in tolerances],
             least=self.plan.least_of(requests),
         )
-        drawn, draws = self.distribution, rows.draws()
+        drawn, draws = self.draft.distribution, rows.draws()
         if drawn is not None and rows is not self.prefix:
             drawn = Distribution(*(each[alone] for each in drawn))
         sampling = None if draws is None else NativeSampling(draws, drawn)
-        tokens, repeats = integers(*unread, *self.given), NativeRepeats.of(bounds.repeats)
+        tokens, repeats = integers(*unread), NativeRepeats.of(bounds.repeats)
         call.rows, call.tokens = start(given), start(tokens)
         call.sampling, call.repeats = sampling and sampling.pointer, repeats and repeats.pointer
         return given, tokens, sampling, repeats
+
+    def paths(self) -> list[list[int]] | None:
+        """The accepted nodes of each row's tree; None of chains."""
+        if not self.draft.parents:
+            return None
+        counts, firsts = self._record[1::4], count(0, self.longest)
+        return [self._paths[first : first + accepted].tolist() for first, accepted in zip(firsts, counts)]
 
     def iterations(self) -> Iterations:
         """What the call has recorded. Sets the positions that the rows hold."""

@@ -6,14 +6,11 @@ depend on the token before, which takes a successor network, else 1.
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, numbered
-from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.noise import exponential
 from specdec_plugins.decoding.backends.torch.sampling import Table, warp
 from specdec_plugins.decoding.backends.torch.transformer import Successor
@@ -34,24 +31,9 @@ def forbid(logits: Tensor, symbols: Symbols, empty: Tensor | list[int]) -> None:
         logits[empty, 0, symbols.eos] = -math.inf
 
 
-class Tables(NamedTuple):
-    """Those of a `Successor`."""
-
-    tokens: Tensor
-    out: Tensor
-
-
-def of_arrays(
-    logits: np.ndarray, gates: np.ndarray | None, successor: Any, vocabulary: Sequence[int] | None, prefix: Prefix
-) -> Candidates:
-    """`candidates_of` the kernels' results."""
-    tables = successor and Tables(tensor(successor.tokens), tensor(successor.out))
-    return candidates_of(tensor(logits), None if gates is None else tensor(gates), tables, vocabulary, prefix)
-
-
 @torch.inference_mode()
 def candidates_of(
-    logits: Tensor, gates: Tensor | None, successor: Successor | Tables | None, vocabulary: Sequence[int] | None, prefix: Prefix
+    logits: Tensor, gates: Tensor | None, successor: Successor | None, vocabulary: Sequence[int] | None, prefix: Prefix
 ) -> Candidates:
     """By logits (R, K, V), and gates (R, K, G) with a successor network: never pad, and no eos in an empty output.
 

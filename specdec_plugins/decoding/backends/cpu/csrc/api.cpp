@@ -251,10 +251,10 @@ EXPORTED(int, choose, Engine* engine, float* logits, int64_t batch, int64_t widt
     });
 }
 
-// The best tokens to follow each row by its logits (V), `stride` numbers apart, which it restores.
-EXPORTED(int, rank, Engine* engine, float* logits, int64_t batch, int64_t stride, int64_t vocabulary, const RankCall* call) {
+// The best tokens to follow `count` of the results of a pass by their logits (.., width, V), which it restores.
+EXPORTED(int, rank, Engine* engine, float* logits, int64_t count, int64_t width, int64_t vocabulary, const RankCall* call) {
     return status_of([&] {
-        const Ranking ranking{*call, logits, batch, stride, take(call->repeats, batch, engine->repeats)};
+        const Ranking ranking{*call, logits, count, width, take(call->repeats, count, engine->repeats)};
         engine->forbid(vocabulary, call->eos, call->banned_count, call->banned);
         engine->team.run([&](int member) { ranking.run(*engine, member); });
     });

@@ -93,6 +93,21 @@ void limit_rows(std::vector<Row>& rows, int64_t batch, const ReadRow* reads, con
     }
 }
 
+// Copies the entries of a path: `nodes` of a tree that slot `from` has from position `first` on, to slot `to`, in a row.
+template <class Nodes>
+void copy_path(const Stack& stack, const Caches& caches, int64_t from, int64_t first, const Nodes& nodes, int64_t to) {
+    const int64_t entry = stack.entry();
+    for (size_t layer = 0; layer < stack.layers.size(); ++layer) {
+        float* entries = caches.cache + layer * caches.cache_layer + first * entry;
+        float* next = entries + to * caches.cache_slot;
+        for (int64_t node : nodes) {  // ascending, so none is overwritten before its turn
+            const float* own = entries + from * caches.cache_slot + node * entry;
+            if (own != next) std::copy_n(own, entry, next);
+            next += entry;
+        }
+    }
+}
+
 // Turns the rows of a causal pass into trees. `paths` keeps the paths until the pass ends.
 void branch_rows(std::vector<Row>& rows, std::vector<int64_t>& paths, int64_t batch, const ReadRow* reads, const int64_t* parents) {
     size_t size = 0;  // of all paths, which must not move once rows point into them

@@ -166,7 +166,7 @@ SHARED_STRUCT(JudgeCall,
     const int64_t* banned;
     const JudgeRow* rows;    // (B)
     const int64_t* tokens;   // of the drafts
-    const int64_t* parents;  // of trees: as in `ReadCall`
+    const int64_t* parents;  // of trees: the node that each token follows, -1: the prefix
     const Sampling* sampling;
     const NoRepeats* repeats;
     VerdictRow* verdicts;  // (B)
@@ -175,19 +175,20 @@ SHARED_STRUCT(JudgeCall,
     int64_t* paths;        // (B, W) of trees: the nodes that pass
 )
 
-// A row whose best `few` next tokens are ranked; 0: none. `renormalise`: among the allowed ones. `penalty`: of unk, in nats.
+// Of the logits of a pass's `row`, `result` number of it: its best `few` tokens are ranked. `renormalise`: among the allowed ones.
+// `penalty`: of unk, in nats.
 SHARED_STRUCT(RankRow,
-    int64_t few, room, minimum, renormalise;
+    int64_t row, result, few, room, minimum, renormalise;
     double penalty;
 )
 SHARED_STRUCT(RankCall,
     int64_t unk, eos, banned_count;
     const int64_t* banned;
-    const RankRow* rows;  // (B)
+    const RankRow* rows;  // (N)
     const NoRepeats* repeats;
     int64_t width;    // C
-    int64_t* tokens;  // (B, C) best first
-    float* scores;    // (B, C) log-probabilities; minus infinity after the last allowed token
+    int64_t* tokens;  // (N, C) best first
+    float* scores;    // (N, C) log-probabilities; minus infinity after the last allowed token
 )
 
 // ---- iterations
@@ -230,9 +231,9 @@ SHARED_STRUCT(SearchRow,
     int64_t source_slot, source_length, living, finished;
     double unk_penalty, longest;  // `longest`: what divides the total of a hypothesis of the longest length
 )
-// A live hypothesis: its tokens, those of the context before them, and its log-probability.
+// A live hypothesis: its tokens, with those of the context before them, how many are drafted behind it, and its log-probability.
 SHARED_STRUCT(HypothesisRow,
-    int64_t tokens;
+    int64_t tokens, drafted;
     double total;
 )
 // Steps of searches. S is the sum of their sizes.
@@ -245,9 +246,10 @@ SHARED_STRUCT(SearchCall,
     const HypothesisRow* hypotheses;  // that live, by search
     const int64_t* tokens;
     const double* finished;  // normalised scores of finished hypotheses, by search
+    int64_t steps;           // that a search takes at most
     const double* divisors;  // (searches, steps) what divides the total of a hypothesis that a step makes: a power of its length
     int64_t* slots;          // (S) of each search, those of its live hypotheses first; updated
-    int64_t* record;         // by step and search that is not over: see `BeamSearch::write`
+    int64_t* record;         // by iteration and search that is not over: see `BeamSearch::advance`
     float* scores;           // the same
 )
 
@@ -263,13 +265,15 @@ SHARED_STRUCT(RunCall,
     const int64_t* banned;
     int64_t batch, longest, steps;  // B, K, and the maximum number of iterations
     const DecodeRow* rows;          // (B)
-    const int64_t* tokens;          // the rows' unread ones, then those of given drafts
+    const int64_t* tokens;          // the rows' unread ones
+    const int64_t *given, *parents; // given drafts, for one iteration: of the rows, then of live hypotheses. Parents as in `JudgeCall`
     const Sampling* sampling;       // what given drafts were drawn from, too
     const NoRepeats* repeats;
     DraftCall draft;
     SearchCall search;
     StepRow* record;  // (steps, B)
-    int64_t* drafts;  // (steps, B, K)
+    int64_t* drafts;  // (steps, B, K) accepted tokens first
+    int64_t* paths;   // (B, K) of trees: the accepted nodes
     float* scores;    // (steps, B, K + 1) of the accepted tokens and the own one, in `scored` rows
     double drafting_seconds, verifying_seconds, first_seconds;  // spent: in all iterations, and in the first one
     int64_t taken;                                              // iterations

@@ -26,7 +26,6 @@ class Chains {
             rules.push_back({.drafted = 0, .beta = row.beta, .tau = row.tau, .room = row.room, .minimum = row.minimum,
                              .scored = row.scored});
         }
-        given = tokens;
         if (take(call.sampling, batch, draws)) {
             for (const Draws& row : draws) prefixes.emplace_back(row.prefix, row.prefix_end);
             rejects = std::any_of(draws.begin(), draws.end(), [](const Draws& row) { return row.rejects; });
@@ -72,10 +71,10 @@ class Chains {
 
     // The judging of what was read, by logits (B, width, V).
     JudgeCall judge_call(int64_t width) {
-        scores.resize(batch * width);
-        return {.eos = call.eos, .banned_count = call.banned_count, .banned = call.banned, .rows = rules.data(), .tokens = nullptr,
-                .parents = nullptr, .sampling = nullptr, .repeats = nullptr, .verdicts = verdicts.data(), .scores = scores.data(),
-                .paths = nullptr};
+        scores.resize(batch * width), paths.resize(call.parents ? batch * width : 0);
+        return {.eos = call.eos, .banned_count = call.banned_count, .banned = call.banned, .rows = rules.data(), .tokens = call.given,
+                .parents = call.parents, .sampling = nullptr, .repeats = nullptr, .verdicts = verdicts.data(), .scores = scores.data(),
+                .paths = paths.data()};
     }
 
     // Appends the accepted tokens to each row, and records what the iteration did. Returns whether a row finished.
@@ -83,6 +82,7 @@ class Chains {
         bool finished = false;
         for (int64_t b = 0; b < batch; ++b) {
             const auto [accepted, own, cut] = verdicts[b];
+            if (call.parents) straighten(b, &paths[b * width]);
             const auto& draft = drafts[b];
             const int64_t at = step * batch + b, kept = accepted;
             const bool ended = accepted && draft[accepted - 1] == call.eos;
@@ -126,14 +126,25 @@ class Chains {
     std::vector<JudgeRow> rules;   // room and minimum change
     std::vector<int64_t> last;
     std::vector<std::vector<int64_t>> unread, drafts;
-    const int64_t* given;  // the tokens of given drafts
     std::vector<VerdictRow> verdicts;
 
   private:
+    // Makes a row's tree a chain that begins with the accepted path, in the cache, too.
+    void straighten(int64_t b, const int64_t* path) {
+        const std::vector<int64_t> tree = drafts[b], nodes(path, path + verdicts[b].accepted);
+        auto next = drafts[b].begin();
+        for (int64_t node : nodes) *next++ = tree[node];
+        for (size_t node = 0; node < tree.size(); ++node)
+            if (!std::binary_search(nodes.begin(), nodes.end(), int64_t(node))) *next++ = tree[node];
+        copy_path(*call.verifier, call.caches, state[b].slot, state[b].position + 1, nodes, state[b].slot);
+        std::copy(nodes.begin(), nodes.end(), call.paths + b * call.longest);
+    }
+
     std::vector<std::vector<int64_t>> prefixes, committed;  // each row's tokens, where a penalty or a ban needs them
     std::vector<Draws> draws;
     std::vector<Repeats> repeats;
     std::vector<float> scores;
+    std::vector<int64_t> paths;  // (B, width) of trees
 };
 
 }  // namespace

@@ -49,7 +49,7 @@ class Drafting {
 
   private:
     void take_given() {
-        const int64_t* next = chains.given;
+        const int64_t* next = chains.call.given;
         for (int64_t b = 0; b < batch; next += choices[b++].drafted) chains.drafts[b].assign(next, next + choices[b].drafted);
     }
 

@@ -109,6 +109,38 @@ struct Judge {
         return {passes ? draft.tokens[k] : best, passes, cut, most};
     }
 
+    // The rejection rule where a tree branches after the first k tokens of a path: tries the next ones of `siblings` in turn, each a
+    // point mass. Accepts x with the verifier's probability of x, otherwise removes x and renormalises the rest (Miao et al. 2024).
+    // `tried` counts the refused ones. The first try has a chain's random number.
+    Chosen operator()(const Draft& draft, int64_t k, const std::vector<int64_t>& siblings, size_t& tried, float* values, float* kept,
+                      std::vector<Forbidden>& repeated, float* weights) const {
+        const bool early = k < draft.rule.minimum, limit = k >= draft.rule.room;
+        const Draws& draws = *draft.draws;
+        const float banned = ban(draft.repeats, draft.tokens, k, early, values, kept, repeated);
+        const float most = std::max(banned, largest(values, vocabulary));
+        const float total = warp(draws, values, vocabulary, draft.tokens, k, weights);
+        double left = 1;  // probability of all tokens not yet refused
+        const auto passes = [&](int64_t token) {
+            const double chance = double(weights[token]) / total;
+            if (chance > 0 && uniform(token_bits(draws.noise(k, ACCEPT), tried)) * left < chance) return true;
+            weights[token] = 0, left -= chance;
+            return false;
+        };
+        for (tried = 0; tried < siblings.size() && !passes(siblings[tried]);) ++tried;
+        Chosen chosen{0, tried < siblings.size(), false, most};
+        if (chosen.passes) {
+            chosen.token = siblings[tried];
+        } else {
+            // Nothing is left: only rounding refused the last token.
+            if (!(largest(weights, weights_of(vocabulary)) > 0)) warp(draws, values, vocabulary, draft.tokens, k, weights);
+            chosen.token = race(weights, vocabulary, draws.noise(k, RECOVER));
+            chosen.cut = limit && chosen.token != forbidden.back();
+            if (limit) chosen.token = forbidden.back();
+        }
+        restore(early, values, kept, repeated);
+        return chosen;
+    }
+
     // The same for a row that draws no token, by logits as far as they are needed; there is no `most`.
     Chosen operator()(const Draft& draft, int64_t k, Lazy& logits) const {
         const int64_t eos = forbidden.back();

@@ -17,6 +17,7 @@
 #include "rank.h"
 #include "search.h"
 #include "team.h"
+#include "trees.h"
 
 namespace {
 
@@ -53,16 +54,17 @@ class Machine {
 
     // Whether the next pass computes only those logits that choices need.
     bool screens(Engine& engine, int64_t rows) const {
-        return rows <= call.screened && chains.need_the_best() && !call.search.searches && engine.screening.pays();
+        return rows <= call.screened && chains.need_the_best() && !call.search.searches && !call.parents && engine.screening.pays();
     }
 
     // One pass: judges drafts and takes the searches' steps. Keeps the hidden states that the next draft starts from.
     void verify(Engine& engine) {
         reads.clear(), tokens.clear();
-        width = std::max<int64_t>(1, chains.read(engine, reads, tokens));
-        searches.read(reads, tokens);
+        width = chains.read(engine, reads, tokens);
+        width = std::max(width, searches.read(reads, tokens));
         const int64_t batch = chains.batch, vocabulary = call.verifier->projection->outputs;
         add_causal_rows(engine.scratch.rows, reads.size(), width, reads.data(), tokens.data());
+        if (call.parents) branch(engine);
         Pass pass = pass_of(call.caches, false, call.logits, nullptr);
         pass.features = call.features;
         pass.masses = {call.attention, call.attention_size, call.layer, uint64_t(call.heads)};
@@ -74,18 +76,18 @@ class Machine {
         const JudgeCall judge = chains.judge_call(width);
         const Judging judging{judge, call.logits, batch, width, engine.drafts.data(), chains.drawing(), drafting.origins,
                               chains.repeating(), screened ? &bounds : nullptr};
-        judging.reserve(engine, vocabulary);
+        TreeJudging trees{judge, call.logits, batch, width, chains.drawing(), chains.repeating()};
+        call.parents ? trees.reserve(engine, vocabulary) : judging.reserve(engine, vocabulary);
         const RankCall rank = searches.rank_call();
-        const Ranking ranking{rank, call.logits + batch * width * vocabulary, int64_t(reads.size()) - batch, width * vocabulary,
-                              searches.repeating()};
+        const Ranking ranking{rank, call.logits + batch * width * vocabulary, searches.ranks(), width, searches.repeating()};
         engine.team.run([&](int member) {
             forward.run(member);
             engine.team.sync();
-            if (batch) judging.run(engine, member);
-            if (!ranking.batch) return;
+            if (batch) call.parents ? trees.run(engine, member) : judging.run(engine, member);
+            if (!ranking.count) return;
             ranking.run(engine, member);
             engine.team.sync();
-            searches.step(member, engine.team.size);
+            searches.advance(member, engine.team.size);
         });
         if (screened) {
             const auto computed = std::accumulate(engine.computed.begin(), engine.computed.end(), int64_t(0));
@@ -98,13 +100,24 @@ class Machine {
             std::copy_n(call.features + (b * width + chains.verdicts[b].accepted) * size, size, call.draft.states + b * size);
     }
 
+    // Turns the rows that read given drafts into trees.
+    void branch(Engine& engine) {
+        parents.clear();
+        const int64_t* next = call.parents;
+        for (const ReadRow& read : reads) {
+            parents.push_back(-1);
+            for (int64_t node = 1; node < read.tokens; ++node) parents.push_back(*next++ + 1);
+        }
+        branch_rows(engine.scratch.rows, engine.scratch.paths, reads.size(), reads.data(), parents.data());
+    }
+
     RunCall& call;
     Chains chains;
     Drafting drafting;
     Searches searches;
     int64_t width = 0;  // results of a row
     std::vector<ReadRow> reads;
-    std::vector<int64_t> tokens;
+    std::vector<int64_t> tokens, parents;
 };
 
 }  // namespace

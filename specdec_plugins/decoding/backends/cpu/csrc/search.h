@@ -1,6 +1,8 @@
-// Beam searches: the steps of search/, on the candidates of a pass.
+// Beam searches: the steps of search/, on the candidates of a pass; several steps where the survivors were drafted (`replay` in
+// search/groups.py).
 //
-// S rows, one for each live hypothesis, V vocabulary, C candidates of a row.
+// S rows, one for each live hypothesis, N hypotheses of which a pass has candidates: those of the rows and those that are drafted,
+// V vocabulary, C candidates of each.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +24,6 @@ struct Continuation {
     double total;
     int64_t parent, rank, token;
     float score;
-    int64_t lane = -1;  // once it has one
 
     // Of equal ones the higher parent's comes first.
     bool operator<(const Continuation& other) const {
@@ -31,65 +32,99 @@ struct Continuation {
     }
 };
 
-// A search: its options, and its state between steps. Only the constructor allocates.
+// The hypotheses of which a pass has candidates.
+struct Ranked {
+    std::vector<RankRow> rows;
+    std::vector<Repeats> repeats;
+    std::vector<std::vector<int64_t>> texts;  // the tokens of those with a ban on repeats
+
+    void clear() { rows.clear(), repeats.clear(), texts.clear(); }
+};
+
+// A search: its options, and its state between steps. Without drafts only the constructor allocates.
 class BeamSearch {
   public:
-    // The next ones of the call's hypotheses, their tokens and the scores of finished ones are this search's; moves on.
-    BeamSearch(const RunCall& run, const SearchRow& row, const HypothesisRow*& hypothesis, const int64_t*& tokens,
+    // The next ones of the call's hypotheses, their tokens and drafts, and the scores of finished ones are this search's; moves on.
+    BeamSearch(const RunCall& run, const SearchRow& row, const HypothesisRow*& hypothesis, const int64_t*& tokens, int64_t& drafted,
                const double*& ended, const double* divisors, int64_t* slots)
         : row(row), run(run), all(run.search), divisors(divisors), slots(slots) {
         lanes.resize(row.size);
         for (int64_t i = 0; i < row.size; ++i) lanes[i].slot = slots[i];
         for (int64_t i = 0; i < row.living; tokens += hypothesis++->tokens, ++i) {
             lanes[i].tokens.assign(tokens, tokens + hypothesis->tokens);
+            lanes[i].draft = {drafted, hypothesis->drafted}, drafted += hypothesis->drafted;
             live.push_back({hypothesis->total, i});
         }
         finished.assign(ended, ended + row.finished);
         ended += row.finished;
         length = begun = lanes[0].tokens.size() - all.context;
         candidates = std::min<int64_t>(2 * row.size, run.verifier->projection->outputs);
-        for (Lane& lane : lanes) lane.tokens.reserve(lanes[0].tokens.size() + run.steps);
+        for (Lane& lane : lanes) lane.tokens.reserve(lanes[0].tokens.size() + all.steps);
         for (auto* each : {&chosen, &this->ended}) each->reserve(row.size);
-        live.reserve(row.size), pool.reserve(row.size * candidates), finished.reserve(2 * row.size), taken.reserve(row.size);
+        for (auto* each : {&live, &survivors}) each->reserve(row.size);
+        pool.reserve(row.size * candidates), finished.reserve(2 * row.size), taken.reserve(row.size);
+        record.reserve(1 + all.steps * (3 + 4 * row.size) + 2 * row.size), scored.reserve(all.steps * 2 * row.size);
     }
 
-    // What follows a live hypothesis by its candidates: (rows, width) tokens and scores.
-    void step(const int64_t* tokens, const float* scores, int64_t width) {
-        ++length;
-        gather(tokens, scores, width);
-        chosen.clear(), ended.clear();
-        if (row.huggingface)
-            by_huggingface();
-        else
-            by_fairseq();
-        exhausted = chosen.empty() && ended.empty() && finished.empty();
-        over |= exhausted;
-        if (!over) move();
+    // Takes steps by the candidates (N, width) of the pass: tokens and scores. At least one, and another one as long as the pass has
+    // candidates after every survivor.
+    //
+    // The record: how many steps. Of each: how many hypotheses live, how many ended (-1: the live ones did, as no token was
+    // allowed), and whether the search is over; the parents, then the tokens of those that live; the same of those that ended; the
+    // tokens' scores. Then, for each survivor, or for the best hypothesis of a search that is over, where the pass read the token
+    // before its last one: the row, and the node of its draft or -1.
+    void advance(const int64_t* tokens, const float* scores, int64_t width) {
+        record.assign(1, 0), scored.clear();
+        do {
+            step(tokens, scores, width);
+            ++record[0];
+        } while (!over && follow());
+        const auto note = [&](const Hypothesis& read) { record.push_back(lanes[read.lane].row), record.push_back(read.node); };
+        if (over) return note(live[0]);
+        for (const Continuation& each : chosen) note(live[each.parent]);
+        move();
     }
-
-    // Of the last step: how many hypotheses live, how many ended (-1: the live ones did, as no token was allowed), and whether
-    // the search is over; the parents, then the tokens of those that live; the same of those that ended; the tokens' scores.
-    void write(int64_t*& record, float*& scores) const {
-        *record++ = chosen.size(), *record++ = exhausted ? -1 : int64_t(ended.size()), *record++ = over;
-        for (const auto* some : {&chosen, &ended}) {
-            for (const Continuation& each : *some) *record++ = each.parent, *scores++ = each.score;
-            for (const Continuation& each : *some) *record++ = each.token;
-        }
+    void write(int64_t*& to, float*& scores) const {
+        to = std::copy(record.begin(), record.end(), to), scores = std::copy(scored.begin(), scored.end(), scores);
     }
 
     // Writes the slots of the live hypotheses, then the free ones.
     void place() {
         int64_t* to = slots;
         taken.assign(row.size, false);
-        for (const Hypothesis& each : live) *to++ = lanes[each.lane].slot, taken[each.lane] = true;
+        for (const Hypothesis& each : live) {
+            if (!taken[each.lane]) *to++ = lanes[each.lane].slot;
+            taken[each.lane] = true;
+        }
         for (int64_t i = 0; i < row.size; ++i)
             if (!taken[i]) *to++ = lanes[i].slot;
     }
 
-    size_t rows() const { return live.size(); }
-    int64_t slot(size_t row) const { return lanes[live[row].lane].slot; }
-    const std::vector<int64_t>& tokens(size_t row) const { return lanes[live[row].lane].tokens; }
-    int64_t room() const { return row.limit - length; }
+    // Appends what the verifier reads: the last token of every live hypothesis and its draft; and the ranking of the candidates after
+    // each, from the pass's row `first` on.
+    void read(int64_t first, std::vector<ReadRow>& reads, std::vector<int64_t>& read, Ranked& ranked) {
+        for (size_t number = 0; number < live.size(); ++number) {
+            Lane& lane = lanes[live[number].lane];
+            lane.row = number, lane.rank = ranked.rows.size(), lane.held = length + 1;
+            read.push_back(length ? lane.tokens.back() : all.start);
+            reads.push_back({.tokens = 1 + lane.draft.size, .position = length, .first = 0, .slot = lane.slot,
+                             .source_slot = row.source_slot, .source_length = row.source_length});
+            for (int64_t node = -1; node < lane.draft.size; ++node) {
+                const auto path = path_to(lane, node);
+                const int64_t longer = length + path.size();
+                if (node >= 0) read.push_back(token(lane, node));
+                ranked.rows.push_back({.row = first + int64_t(number), .result = node + 1, .few = candidates,
+                                       .room = row.limit - longer, .minimum = std::max<int64_t>(0, row.minimum - longer),
+                                       .renormalise = row.renormalise, .penalty = row.unk_penalty});
+                std::vector<int64_t> text;
+                if (row.repeats) text = lane.tokens;
+                for (int64_t each : path)
+                    if (row.repeats) text.push_back(token(lane, each));
+                ranked.repeats.push_back({row.repeats, text.data(), text.data() + text.size()});
+                ranked.texts.push_back(std::move(text));
+            }
+        }
+    }
 
     const SearchRow& row;
     int64_t candidates;
@@ -99,25 +134,76 @@ class BeamSearch {
   private:
     enum Stopping { IF_NO_BETTER, AT_ONCE, NEVER };
 
+    // Where the pass reads its last token: the row of a lane, or a node of the draft behind it.
     struct Hypothesis {
         double total;
-        int64_t lane;
+        int64_t lane, node = -1;
+    };
+    // Numbers of given tokens, for one iteration.
+    struct Given {
+        int64_t first = 0, size = 0;
     };
     // A slot, and the hypothesis that it holds the entries of: `held` positions, the start token's being the first.
     struct Lane {
         int64_t slot = 0, held = 0;
         std::vector<int64_t> tokens;  // after the context
+        Given draft;
+        int64_t row = 0, rank = 0;  // in a pass: among the search's, and the number of its ranking
     };
+
+    int64_t token(const Lane& lane, int64_t node) const { return run.given[lane.draft.first + node]; }
+    int64_t parent(const Lane& lane, int64_t node) const { return run.parents ? run.parents[lane.draft.first + node] : node - 1; }
+    // The nodes from the root's child to this one.
+    std::vector<int64_t> path_to(const Lane& lane, int64_t node) const {
+        std::vector<int64_t> path;
+        for (; node >= 0; node = parent(lane, node)) path.push_back(node);
+        std::reverse(path.begin(), path.end());
+        return path;
+    }
+
+    // What follows the live hypotheses, by their candidates.
+    void step(const int64_t* tokens, const float* scores, int64_t width) {
+        ++length;
+        gather(tokens, scores, width);
+        chosen.clear(), ended.clear();
+        if (row.huggingface)
+            by_huggingface();
+        else
+            by_fairseq();
+        const bool exhausted = chosen.empty() && ended.empty() && finished.empty();
+        over |= exhausted;
+        record.push_back(chosen.size()), record.push_back(exhausted ? -1 : int64_t(ended.size())), record.push_back(over);
+        for (const auto* some : {&chosen, &ended}) {
+            for (const Continuation& each : *some) record.push_back(each.parent), scored.push_back(each.score);
+            for (const Continuation& each : *some) record.push_back(each.token);
+        }
+    }
+
+    // Makes the chosen hypotheses the live ones, if all of them were drafted.
+    bool follow() {
+        survivors.clear();
+        for (const Continuation& each : chosen) {
+            const Hypothesis& before = live[each.parent];
+            const Lane& lane = lanes[before.lane];
+            int64_t node = before.node + 1;
+            while (node < lane.draft.size && !(parent(lane, node) == before.node && token(lane, node) == each.token)) ++node;
+            if (node == lane.draft.size) return false;
+            survivors.push_back({each.total, before.lane, node});
+        }
+        live.swap(survivors);
+        return true;
+    }
 
     // The best continuations -> pool.
     void gather(const int64_t* tokens, const float* scores, int64_t width) {
         pool.clear();
         const bool past = row.huggingface && length > row.limit;  // eos is all that remains, and costs nothing
-        for (int64_t parent = 0; parent < int64_t(live.size()); ++parent, tokens += width, scores += width) {
-            const double total = live[parent].total;
+        for (int64_t parent = 0; parent < int64_t(live.size()); ++parent) {
+            const auto [total, lane, node] = live[parent];
+            const int64_t first = (lanes[lane].rank + node + 1) * width;
             if (past && all.ends) pool.push_back({total, parent, 0, run.eos, 0});
-            for (int64_t rank = 0; !past && rank < candidates && scores[rank] > -INFINITY; ++rank)
-                pool.push_back({total + scores[rank], parent, rank, tokens[rank], scores[rank]});
+            for (int64_t rank = 0, at = first; !past && rank < candidates && scores[at] > -INFINITY; ++rank, ++at)
+                pool.push_back({total + scores[at], parent, rank, tokens[at], scores[at]});
         }
         const size_t most = std::min<size_t>(2 * row.size, pool.size());
         std::partial_sort(pool.begin(), pool.begin() + most, pool.end());
@@ -159,33 +245,40 @@ class BeamSearch {
         finished.push_back(each.total / divisor());
     }
 
-    // Gives each chosen hypothesis a lane. A parent's first child keeps its lane; the others take what no child has.
+    // Gives each survivor a lane with its entries. The first one of a lane keeps it; the others take what no survivor has.
     void move() {
-        for (const Hypothesis& each : live) lanes[each.lane].held = length;
-        taken.assign(row.size, false);
-        for (Continuation& each : chosen) {
+        taken.assign(row.size, false), survivors.clear();
+        for (const Continuation& each : chosen) {
             const int64_t own = live[each.parent].lane;
-            if (!taken[own]) each.lane = own;
+            survivors.push_back({each.total, taken[own] ? -1 : own});
             taken[own] = true;
         }
-        for (Continuation& each : chosen)
-            if (each.lane < 0) each.lane = fork(lanes[live[each.parent].lane]);
-        live.clear();
-        for (const Continuation& each : chosen) {
-            lanes[each.lane].tokens.push_back(each.token);
-            live.push_back({each.total, each.lane});
+        // Forks first, as a lane that takes its path moves entries.
+        for (size_t i = 0; i < chosen.size(); ++i)
+            if (survivors[i].lane < 0) survivors[i].lane = fork(live[chosen[i].parent]);
+        for (size_t i = 0; i < chosen.size(); ++i) {
+            const Hypothesis& read = live[chosen[i].parent];
+            const Lane& from = lanes[read.lane];
+            Lane& lane = lanes[survivors[i].lane];
+            const auto path = path_to(from, read.node);
+            if (&lane == &from) copy_path(*run.verifier, run.caches, from.slot, from.held, path, from.slot);
+            for (int64_t node : path) lane.tokens.push_back(token(from, node));
+            lane.tokens.push_back(chosen[i].token);
         }
+        for (Lane& lane : lanes) lane.draft = {};
+        live.swap(survivors);
     }
 
     // Copies a hypothesis to the free lane that already has most of it -> that lane. The hypotheses of a search differ in their
     // last tokens, so there is little to copy.
-    int64_t fork(const Lane& from) {
+    int64_t fork(const Hypothesis& read) {
+        const Lane& from = lanes[read.lane];
         int64_t best = -1, most = -1;
         for (int64_t i = 0; i < row.size; ++i) {
             if (taken[i]) continue;
             const auto &own = lanes[i].tokens, &tokens = from.tokens;
             const int64_t same = std::mismatch(own.begin(), own.end(), tokens.begin(), tokens.end()).first - own.begin();
-            const int64_t shared = std::clamp<int64_t>(same - all.context + 1, 0, lanes[i].held);
+            const int64_t shared = std::clamp<int64_t>(same - all.context + 1, 0, std::min(lanes[i].held, from.held));
             if (shared > most) best = i, most = shared;
         }
         Lane& to = lanes[best];
@@ -196,6 +289,7 @@ class BeamSearch {
             const float *first = entries + from.slot * run.caches.cache_slot, *last = first + from.held * entry;
             std::copy(first + most * entry, last, entries + to.slot * run.caches.cache_slot + most * entry);
         }
+        copy_path(*run.verifier, run.caches, from.slot, from.held, path_to(from, read.node), to.slot);
         to.tokens.assign(from.tokens.begin(), from.tokens.end());
         to.held = from.held;
         return best;
@@ -207,12 +301,13 @@ class BeamSearch {
     int64_t begun;  // `length` before the first step
     int64_t* slots;
     std::vector<Lane> lanes;
-    std::vector<Hypothesis> live;             // best first
+    std::vector<Hypothesis> live, survivors;  // best first
     std::vector<Continuation> chosen, ended;  // by the last step
     std::vector<Continuation> pool;
     std::vector<double> finished;  // normalised scores; Hugging Face's best first
     std::vector<char> taken;       // by lane
-    bool exhausted = false;
+    std::vector<int64_t> record;   // of the last iteration
+    std::vector<float> scored;
 };
 
 // The searches of a batch.
@@ -223,9 +318,12 @@ class Searches {
         const int64_t* tokens = call.tokens;
         const double* finished = call.finished;
         int64_t* slots = call.slots;
+        int64_t drafted = 0;  // tokens given before a search's
+        for (const DecodeRow* row = run.rows; row < run.rows + run.batch; ++row) drafted += row->draft_length;
         searches.reserve(call.searches);
         for (const SearchRow* row = call.rows; row < call.rows + call.searches; slots += row++->size) {
-            searches.emplace_back(run, *row, hypothesis, tokens, finished, call.divisors + searches.size() * run.steps, slots);
+            const double* divisors = call.divisors + searches.size() * call.steps;
+            searches.emplace_back(run, *row, hypothesis, tokens, drafted, finished, divisors, slots);
             candidates = std::max(candidates, searches.back().candidates);
             bans |= row->repeats > 0;
         }
@@ -240,41 +338,31 @@ class Searches {
         return positions;
     }
 
-    // Appends what the verifier reads: the last token of every live hypothesis.
-    void read(std::vector<ReadRow>& reads, std::vector<int64_t>& last) {
-        firsts.clear(), ranked.clear(), repeats.clear();
-        for (const BeamSearch* search : open) {
-            const BeamSearch& each = *search;
-            const SearchRow& options = each.row;
-            firsts.push_back(ranked.size());
-            for (size_t row = 0; row < each.rows(); ++row) {
-                const auto& tokens = each.tokens(row);
-                last.push_back(each.length ? tokens.back() : call.start);
-                reads.push_back({.tokens = 1, .position = each.length, .first = 0, .slot = each.slot(row),
-                                 .source_slot = options.source_slot, .source_length = options.source_length});
-                ranked.push_back({.few = each.candidates, .room = each.room(),
-                                  .minimum = std::max<int64_t>(0, options.minimum - each.length),
-                                  .renormalise = options.renormalise, .penalty = options.unk_penalty});
-                repeats.push_back({options.repeats, tokens.data(), tokens.data() + tokens.size()});
-            }
-        }
-        tokens.resize(ranked.size() * candidates), scores.resize(tokens.size());
+    // Appends what the verifier reads: the last token of every live hypothesis, and its draft. Returns the most results of a row.
+    int64_t read(std::vector<ReadRow>& reads, std::vector<int64_t>& tokens_read) {
+        const size_t others = reads.size();
+        int64_t width = 1;
+        ranked.clear();
+        for (BeamSearch* each : open) each->read(reads.size() - others, reads, tokens_read, ranked);
+        for (size_t row = others; row < reads.size(); ++row) width = std::max(width, reads[row].tokens);
+        tokens.resize(ranks() * candidates), scores.resize(tokens.size());
+        return width;
     }
 
     // The ranking of the candidates after each.
+    int64_t ranks() const { return ranked.rows.size(); }
     RankCall rank_call() {
-        return {.unk = call.unk, .eos = run.eos, .banned_count = run.banned_count, .banned = run.banned, .rows = ranked.data(),
+        return {.unk = call.unk, .eos = run.eos, .banned_count = run.banned_count, .banned = run.banned, .rows = ranked.rows.data(),
                 .repeats = nullptr, .width = candidates, .tokens = tokens.data(), .scores = scores.data()};
     }
-    const Repeats* repeating() const { return bans ? repeats.data() : nullptr; }
+    const Repeats* repeating() const { return bans ? ranked.repeats.data() : nullptr; }
 
-    // Takes every search's step. Members take searches in turn.
-    void step(int member, int size) {
-        for (size_t i = member; i < open.size(); i += size)
-            open[i]->step(&tokens[firsts[i] * candidates], &scores[firsts[i] * candidates], candidates);
+    // Takes every search's steps. Members take searches in turn.
+    void advance(int member, int size) {
+        for (size_t i = member; i < open.size(); i += size) open[i]->advance(tokens.data(), scores.data(), candidates);
     }
 
-    // Records the step. Returns whether a quarter of the searches are over: admission takes as many.
+    // Records the steps. Returns whether a quarter of the searches are over: admission takes as many.
     bool commit() {
         for (const BeamSearch* each : open) each->write(record, scored);
         std::erase_if(open, [](const BeamSearch* each) { return each->over; });
@@ -296,10 +384,8 @@ class Searches {
     bool bans = false;              // whether a search bans repeated n-grams
     int64_t* record = call.record;  // what comes next
     float* scored = call.scores;
-    std::vector<int64_t> firsts;  // each open search's first row
-    std::vector<RankRow> ranked;  // (S) of live hypotheses, as the following
-    std::vector<Repeats> repeats;
-    std::vector<int64_t> tokens;  // (S, C) candidates ..
+    Ranked ranked;                // (N)
+    std::vector<int64_t> tokens;  // (N, C) candidates ..
     std::vector<float> scores;    // .. and their log-probabilities
 };
 

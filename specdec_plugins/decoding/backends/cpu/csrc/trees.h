@@ -1,4 +1,4 @@
-// The judging of trees of drafted tokens: the twin of `longest_paths` (backends/torch/trees.py). B rows, V vocabulary.
+// The judging of trees of drafted tokens: the twin of backends/torch/trees.py. B rows, V vocabulary.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace {
 
-// The judging of trees by the rules that judge a token by its prefix alone: the longest path of tokens that pass, and among
-// equally long ones that with the highest score. See `JudgeCall`.
+// Rules that judge a token by its prefix alone take the longest path of tokens that pass, and among equally long ones that with the
+// highest score. The rejection rule walks from the root, trying a node's children in turn. See `JudgeCall`.
 struct TreeJudging {
     const JudgeCall& call;
     float* logits;  // (B, width, V), in each row after its root and after each node
@@ -43,15 +43,16 @@ struct TreeJudging {
         const int size = engine.team.size;
         int64_t turn = 0;
         for (int64_t b = 0; b < batch; ++b)
-            for (int64_t parent = -1; parent < starts[b + 1] - starts[b]; ++parent)
+            for (int64_t parent = -1; !walks(b) && parent < starts[b + 1] - starts[b]; ++parent)
                 if (turn++ % size == member)
                     for (int64_t node = starts[b]; node < starts[b + 1]; ++node)
                         if (call.parents[node] == parent) engine.chosen[node] = judge(engine, member, b, node, parent);
         engine.team.sync();
-        for (int64_t b = member; b < batch; b += size) choose(engine, member, b);
+        for (int64_t b = member; b < batch; b += size) walks(b) ? walk(engine, member, b) : choose(engine, member, b);
     }
 
   private:
+    bool walks(int64_t b) const { return draws && draws[b].some() && draws[b].rejects; }
     float* at(const Engine& engine, int64_t b, int64_t node) const {
         return logits + (b * width + node + 1) * engine.judge.vocabulary;
     }
@@ -62,11 +63,37 @@ struct TreeJudging {
         const int64_t place = drafts ? node : starts[b] + parent;
         const int64_t* path = drafts || parent >= 0 ? paths[place].data() : nullptr;
         const int64_t k = path ? paths[place].size() - drafts : 0;
-        const Draft draft{path, k + drafts, call.rows[b], draws && draws[b].some() ? draws + b : nullptr, {},
-                          repeats && repeats[b].size ? repeats + b : nullptr};
-        float* weights = draws ? &engine.weights[member * weights_of(engine.judge.vocabulary)] : nullptr;
-        float* kept = &engine.kept[member * engine.judge.forbidden.size()];
-        return engine.judge(draft, k, at(engine, b, parent), kept, engine.repeated[member], weights);
+        return engine.judge(draft_of(b, path, k + drafts), k, at(engine, b, parent), kept(engine, member), engine.repeated[member],
+                            weights(engine, member));
+    }
+    Draft draft_of(int64_t b, const int64_t* path, int64_t offered) const {
+        return {path, offered, call.rows[b], draws && draws[b].some() ? draws + b : nullptr, {},
+                repeats && repeats[b].size ? repeats + b : nullptr};
+    }
+    static float* kept(Engine& engine, int member) { return &engine.kept[member * engine.judge.forbidden.size()]; }
+    float* weights(Engine& engine, int member) const {
+        return draws ? &engine.weights[member * weights_of(engine.judge.vocabulary)] : nullptr;
+    }
+
+    // By the rejection rule.
+    void walk(Engine& engine, int member, int64_t b) const {
+        std::vector<int64_t> nodes, tokens;  // children
+        for (int64_t end = -1, depth = 0;; ++depth) {
+            nodes.clear(), tokens.clear();
+            for (int64_t node = 0; node < starts[b + 1] - starts[b]; ++node)
+                if (call.parents[starts[b] + node] == end) nodes.push_back(node), tokens.push_back(call.tokens[starts[b] + node]);
+            const int64_t* path = end < 0 ? nullptr : paths[starts[b] + end].data();
+            float* values = at(engine, b, end);
+            size_t tried;
+            const Chosen chosen = engine.judge(draft_of(b, path, depth), depth, tokens, tried, values, kept(engine, member),
+                                               engine.repeated[member], weights(engine, member));
+            if (call.rows[b].scored) call.scores[b * width + depth] = engine.judge.score(chosen, values);
+            if (!chosen.passes) {
+                call.verdicts[b] = {depth, chosen.token, chosen.cut};
+                return;
+            }
+            call.paths[b * width + depth] = end = nodes[tried];
+        }
     }
 
     // Without tolerance equally long paths have the same tokens, so that no score is needed to choose one.
