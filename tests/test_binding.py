@@ -389,7 +389,7 @@ def test_each_row_is_chosen_for_as_alone(gate, variant):  # noqa: F811
 
 def test_too_little_memory_for_weights_is_an_error(variant):  # noqa: F811
     with pytest.raises(MemoryError, match="weights"):  # biases and scales stay small
-        compiled.library().specdec_linear(2**12, 2**30, 0)
+        compiled.library().specdec_linear(2**12, 2**30, 0, None)
 
 
 def test_too_little_memory_for_a_pass_is_an_error(variant):  # noqa: F811

@@ -7,7 +7,6 @@ import torch
 from conftest import run_python
 
 from specdec_plugins import cpus
-from specdec_plugins.decoding.compiled import library
 
 QUOTAS = [(None, 64), (0.5, 1), (1, 1), (1.5, 1), (2, 2), (3.9, 3), (100, 64)]  # in CPUs; of 64 in the affinity
 
@@ -155,15 +154,3 @@ def test_threads_are_pytorchs(chosen, monkeypatch):
         monkeypatch.setenv("OMP_NUM_THREADS", chosen)
     theirs, ours = run_python("-c", program).stdout.split()
     assert theirs == ours
-
-
-@pytest.mark.skipif(not library(), reason="the kernels were not compiled for this machine")
-def test_pytorch_beside_the_kernels_has_one_thread():
-    """Trees grow in PyTorch, which is imported for the first one; spinning beside the kernels' it made them half as fast."""
-    program = (
-        "import sys; from specdec_plugins import Translator\n"
-        "translator = Translator.from_pretrained('data/demo.en-de', drafter='block_causal', tree=8, threads=1)\n"
-        "early = 'torch' in sys.modules; translator.translate(['Ein Hund.'])\n"
-        "print(early, sys.modules['torch'].get_num_threads())"
-    )
-    assert run_python("-c", program, OMP_NUM_THREADS="2").stdout.split() == ["False", "1"]

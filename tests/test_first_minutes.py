@@ -255,7 +255,7 @@ COMPLETED = [
     ("translate", "specdec-translate --sou", ["--source-lang"]),
     ("translate", "specdec-translate --strategy ", ["specdec", "ar", "drafter", "fairseq"]),
     ("translate", "specdec-translate --draft-with re", ["recycling", "retrieval"]),
-    ("translate", "specdec-translate --dtype int", ["int8"]),
+    ("translate", "specdec-translate --dtype int", ["int8", "int4"]),
     ("serve", "specdec-serve --dtype bf", ["bfloat16"]),
     ("benchmark", "specdec-benchmark --systems ct", ["ctranslate2"]),
     ("import_model", "specdec-import --ha", ["--half"]),

@@ -83,7 +83,7 @@ def test_settings_tell_everything_that_is_wrong_with_them():
         ("block_size", "is not supported by strategy ar"),
         ("beta", "0 is less than 1"),
         ("beta", "is not supported by strategy ar"),
-        ("dtype", "'int9' is unknown; available: float32, bfloat16, int8, float16, auto"),
+        ("dtype", "'int9' is unknown; available: float32, bfloat16, int8, int4, float16, auto"),
     ]
     assert str(error.value).startswith("block_size 0 is less than 1; block_size is not supported")
     copy = pickle.loads(pickle.dumps(error.value))  # as it comes from a worker

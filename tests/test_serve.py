@@ -25,7 +25,7 @@ uvicorn = pytest.importorskip("uvicorn", reason="needs the extra serve")
 pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 
-from specdec_plugins import rewriters  # noqa: E402
+from specdec_plugins import rewriters, whole_lines  # noqa: E402
 from specdec_plugins.commands import serve  # noqa: E402
 from specdec_plugins.extras import install_command  # noqa: E402
 from specdec_plugins.serving.api import own  # noqa: E402
@@ -155,7 +155,7 @@ def test_large_calls_do_not_run_on_the_event_loop(served, monkeypatch, body):
             where, name, lambda *a, **b: (threads.update({name: threading.current_thread().name}), original(*a, **b))[1]
         )
 
-    noted(Translator, "source"), noted(Translator, "finish"), noted(own, "result"), noted(rewriters, "most_agreed")
+    noted(whole_lines, "read_line"), noted(whole_lines, "write_line"), noted(own, "result"), noted(rewriters, "most_agreed")
     status, content = served.post(**body)
     assert status == 200 and threads and {name.partition("_")[0] for name in threads.values()} == {"texts"}, threads
     options = {name: value for name, value in body.items() if name not in ("text", "trace", "glossary")}

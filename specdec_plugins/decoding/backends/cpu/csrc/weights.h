@@ -94,8 +94,9 @@ struct Linear {
 
   private:
     size_t output_bytes() const {
-        if (kind == INT4_GROUPS) return inputs / GROUP * GROUP_BYTES / TILE;
-        return kind == FLOAT32 ? 4 * inputs : kind == BFLOAT16 ? 2 * inputs : kind == INT8 ? inputs : inputs / 2;
+        const size_t count = inputs;
+        if (kind == INT4_GROUPS) return count / GROUP * GROUP_BYTES / TILE;
+        return kind == FLOAT32 ? 4 * count : kind == BFLOAT16 ? 2 * count : kind == INT8 ? count : count / 2;
     }
     // The one of the largest magnitude, by the bits of magnitudes, which have their order: compilers vectorise the maximum of
     // integers.
