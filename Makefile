@@ -13,13 +13,13 @@ TORCH_INDEX ?= $(if $(CUDA),,$(shell $(PYTHON) -m pip config list 2>/dev/null | 
 
 install: .venv/all
 
-# What translates and scores on CPUs. The kernels compile while packages are fetched.
+# What translates and scores on CPUs. This CPU's kernels compile while packages are fetched; those for others come with all the rest.
 DEPENDENCIES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")
 .venv/base: $(SOURCES)
 	@echo "== making .venv: the CPU kernels and a few packages (once, about half a minute)"
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	@$(INSTALL) setuptools wheel
-	@$(INSTALL) --no-deps -e . & package=$$!; \
+	@SPECDEC_KERNELS=best $(INSTALL) --no-deps -e . & package=$$!; \
 	    .venv/bin/python -c '$(DEPENDENCIES)' | $(INSTALL) -r /dev/stdin && wait $$package
 	@touch $@
 
@@ -27,7 +27,8 @@ DEPENDENCIES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb")
 # CUDA's torch; beside another it does not load, and transformers, which imports what is installed, would fail with it.
 .venv/all: .venv/base
 	@echo "== PyTorch, fairseq and the tools (once; building fairseq takes about three minutes)"
-	@$(INSTALL) --no-compile $(addprefix --extra-index-url ,$(TORCH_INDEX)) torch
+	@.venv/bin/python setup.py -q build_ext --inplace & kernels=$$!; \
+	    $(INSTALL) --no-compile $(addprefix --extra-index-url ,$(TORCH_INDEX)) torch && wait $$kernels
 	@$(INSTALL) cython ninja
 	@$(INSTALL) "specdec-seq2seq[dev]"
 	@.venv/bin/python -c "import torchaudio" 2>/dev/null || $(PIP) uninstall -q -y torchaudio

@@ -23,6 +23,17 @@ X86 = {
     "avx2": AVX2,
 }
 INSTRUCTION_SETS = {**(X86 if platform.machine() in ("x86_64", "AMD64") else {}), "generic": []}
+
+
+def runnable():
+    """The kernels that this CPU can run, best first."""
+    flags = {"amx": "amx_int8", "avx512": "avx512_vnni", "avxvnni": "avx_vnni", "avx2": "avx2"}
+    own = Path("/proc/cpuinfo").read_text().split() if os.path.exists("/proc/cpuinfo") else ()
+    return [name for name in INSTRUCTION_SETS if flags.get(name) in own or name == "generic"]
+
+
+# SPECDEC_KERNELS: "best" compiles the best two that this CPU runs, as an old compiler may lack the first; "runnable" all of them.
+WANTED = {"best": runnable()[:2], "runnable": runnable()}.get(os.environ.get("SPECDEC_KERNELS", ""), INSTRUCTION_SETS)
 # Python's own flags ask for debug information, a quarter of the time; flags of your own may want it. With -O1 among them, as for
 # sanitizers, few optimisations follow: with all of them it takes two and a half times as long.
 OWN = os.environ.get("CFLAGS", "")
@@ -41,6 +52,7 @@ KERNELS = [
         optional=True,
     )
     for name, flags in INSTRUCTION_SETS.items()
+    if name in WANTED
 ]
 
 

@@ -211,6 +211,7 @@ def test_packing_adds_and_replaces(tmp_path, capsys):
     save_folder(replace(pair, others=()), tmp_path / "one")
     added = packed(tmp_path, capsys, "--verifier", tmp_path / "one", "--drafter", alone, "--add", "--devices", "cuda")
     assert codes(added) == NAMES and added.others[0].devices == ("cuda",)
+    assert codes(packed(tmp_path, capsys, "--verifier", PAIR)) == NAMES
     replaced = packed(tmp_path, capsys, "--verifier", tmp_path / "one", "--drafter", alone)
     assert codes(replaced) == ["block_causal"] and replaced.drafter.devices == ()
     again = packed(

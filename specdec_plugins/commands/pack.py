@@ -26,7 +26,7 @@ def parser() -> Parser:
         metavar="PT|DIR",
         help="fairseq checkpoint of the autoregressive model, or the model folder that has it",
     )
-    p.add_argument("--drafter", metavar="PT|DIR", help="fairseq checkpoint of the drafter; with a model folder, also its folder")
+    p.add_argument("--drafter", metavar="PT|DIR", help="fairseq checkpoint or folder of the drafter (default: those of the model folder)")
     p.add_argument("--add", action="store_true", help="keep the model folder's drafters that are of another kind")
     p.add_argument(
         "--devices",
@@ -56,7 +56,7 @@ def parser() -> Parser:
         default=[],
         metavar="D",
         help="int8, int4: also store the weights packed for this --dtype of other commands, which then start faster and share "
-        "one copy in memory; a model folder keeps its drafters",
+        "one copy in memory",
     )
     p.add_argument(
         "--calibrate",
@@ -124,7 +124,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def load(options: argparse.Namespace) -> "Pair":
-    """The verifier, with the drafter if one is given."""
+    """The verifier, with the given drafter, or those of its folder."""
     from specdec_plugins.formats import checkpoint, fairseq
     from specdec_plugins.formats.folder import load_folder, load_parts, with_drafter
     from specdec_plugins.formats.spec import DrafterModel
@@ -134,7 +134,7 @@ def load(options: argparse.Namespace) -> "Pair":
         return load_parts(*paths)
     pair = load_folder(options.verifier)
     if not options.drafter:
-        return pair if options.dtype else replace(pair, drafter=None, others=())
+        return pair
     folder = Path(options.drafter)
     drafter = with_drafter(pair, folder).drafter if folder.is_dir() else fairseq.read(checkpoint.load(folder), options.drafter)
     if not isinstance(drafter, DrafterModel):

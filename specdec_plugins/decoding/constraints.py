@@ -1,7 +1,7 @@
 """Constraints on the next token: length limits, suppressed tokens, no repeated n-grams.
 
 Only eos may follow at the length limit. Every backend applies the same constraints at each verified position, with that
-position's prefix, before any acceptance rule: `backends/torch/constraints.py`, ``csrc/constraints.h``.
+position's prefix, before any acceptance rule: `backends/torch/constraints.py`, ``csrc/judge.h``.
 """
 
 from collections.abc import Sequence

@@ -116,9 +116,8 @@ class Batch:
         self.call, self.state = runner.call, runner.verifying
         self.drafting = runner.native if draft is None else None
         self.draft = draft or Draft([[] for _ in prefix.requests])
-        self.alone = self.read = [
-            row for row, request in enumerate(prefix.requests) if request.beam is None
-        ]  # rows without a search
+        self.alone = [row for row, request in enumerate(prefix.requests) if request.beam is None]  # rows without a search
+        self.read = self.alone
         self.rows = prefix if len(self.alone) == len(prefix) else prefix.some(self.alone)
         self.positions = list(map(len, self.rows.outputs))
         self.lengths = [plan.lengths[row] if self.drafting else len(self.draft.tokens[row]) for row in self.alone]

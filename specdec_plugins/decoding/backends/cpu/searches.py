@@ -88,10 +88,8 @@ class Searches:
             return 0
         self._slots = integers(*(group.slots for group in self.groups))
         call, rows = self.call, len(self._slots)
-        deepest = (
-            max((max(depths(parents_of(draft, row)), default=0) for row in self.rows), default=0) if any(draft.tokens) else 0
-        )
-        call.steps = times + deepest
+        drafted = self.rows if any(draft.tokens) else ()
+        call.steps = times + max((depth for row in drafted for depth in depths(parents_of(draft, row))), default=0)
         self._memory = [*self._described(state, prefix, draft), self._slots]
         call.rows, call.hypotheses, call.tokens, call.finished, call.divisors, call.slots = map(start, self._memory)
         numbers = call.steps * (4 * len(self.groups) + 6 * rows)
