@@ -26,7 +26,7 @@ def parser() -> Parser:
         metavar="PT|DIR",
         help="fairseq checkpoint of the autoregressive model, or the model folder that has it",
     )
-    p.add_argument("--drafter", metavar="PT|DIR", help="fairseq checkpoint or folder of the drafter (default: those of the model folder)")
+    p.add_argument("--drafter", metavar="PT|DIR", help="checkpoint or folder of the drafter (default: those of the model folder)")
     p.add_argument("--add", action="store_true", help="keep the model folder's drafters that are of another kind")
     p.add_argument(
         "--devices",
