@@ -80,6 +80,11 @@ class Drafter(Role, Protocol):
         """Learn the verdict on a draft before its tokens are committed; see `Traits.follows`."""
         return None
 
+    @property
+    def observes(self) -> bool:
+        """Whether it has an `observe` of its own, for which passes must keep all that it may read."""
+        return type(self).observe is not Drafter.observe
+
 
 class NoDrafter(Drafter):
     """Proposes nothing: the loop becomes plain autoregressive decoding."""

@@ -59,15 +59,16 @@ class CpuRunner(Runner):
             if draft is None:
                 return None
             stats.lap("drafting", prefix.device)
-        observes = asks or (self.native is None and self.drafter.traits.follows)
+        observes = self.drafter.observes and (asks or (self.native is None and self.drafter.traits.follows))
         batch = Batch(self, prefix, plan, draft, tolerance, self.drafter.traits.wants if observes else None)
-        encoding = batch.run(1 if observes else times)
+        encoding = batch.run(1 if asks or observes else times)
         done, call, alone = batch.iterations(), self.call, batch.alone
         order, over, searched = self.searches.place(alone, self.verifying, prefix, call.taken, batch.draft)
         if order is not None and self.drafting is not None:
             self.drafting.select(order)
         if observes:
             self._observe(batch, done, order)
+        if asks or observes:
             stats.lap("verifying", prefix.device)
             seconds = first = time.perf_counter() - began
         else:
