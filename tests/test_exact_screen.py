@@ -18,6 +18,8 @@ from test_native_loop import both, controllers, requests_of, roles_of
 from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.backends.cpu.binding import TILE, Engine, NativeLinear, Plane, Stack, address, integers, start
 from specdec_plugins.decoding.backends.cpu.runner import Batch
+from specdec_plugins.decoding.roles import Drafter
+from specdec_plugins.decoding.values import Draft
 
 pytestmark = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
 WIDTH, STATES, LONGEST, ALL = 64, 12, 4, 1 << 20  # ALL: more rows than any pass has
@@ -233,6 +235,31 @@ def test_the_native_loop(screens, monkeypatch):
             screens(roles, False)
             both(roles, requests, controllers(longest, rows), rows)
             assert not any(screened)
+
+
+class Guessing(Drafter):
+    def propose(self, state, prefix, plan):
+        return Draft([[5] * length for length in plan.lengths])
+
+
+class Watching(Guessing):
+    def observe(self, state, scores, draft, verdict):
+        assert scores.logits().shape[:2] == (len(draft.tokens), max(map(len, draft.tokens)) + 1)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("drafter", [Guessing, Watching])
+def test_a_pass_that_a_drafter_observes_has_all_logits(screens, monkeypatch, drafter):
+    screened, run = [], Batch.run
+    monkeypatch.setattr(
+        Batch,
+        "run",
+        lambda self, times: (run(self, times), any(self.draft.tokens) and screened.append(self.call.screened_passes))[0],
+    )
+    roles = drafter(), roles_of(True, "int8")[1]
+    screens(roles, True)
+    both(roles, [replace(each, scores=False) for each in requests_of(5, seed=1)], controllers(4, 1), 1)
+    assert len(screened) > 5 and any(screened) == (drafter is Guessing)
 
 
 def test_only_verifiers_in_int8_have_a_plane(screens):
