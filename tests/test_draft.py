@@ -25,6 +25,7 @@ from test_one_file_codec import CHARACTERS, LANGUAGES, SYMBOLS
 
 from specdec_plugins.commands import draft, drafting, estimating
 from specdec_plugins.commands.draft_text import requests_of
+from specdec_plugins.decoding.compiled import library
 from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier
 from specdec_plugins.formats import drafter_folder
 from specdec_plugins.formats.folder import Pair, load_folder, save_folder, with_drafter
@@ -109,6 +110,7 @@ def test_the_folder_says_what_was_trained_on_what(folder, made):
     assert (record.model, record.source_lang, record.target_lang, record.data) == ("verifier", "xa", "xb", "text")
     assert (record.updates, record.seed, record.held_out, record.licence) == (40, 1, 10, None) and 0 < record.trained <= 190
     assert record.tokens_per_pass > 1 and {*record.gain} == {"1", "8"} and record.machine["date"] and record.threads == 1
+    assert record.dtype == ("int8" if library() else "float32")
     command = "specdec-draft verifier --sources TEXT --output FOLDER --recipe glide --seed 1 --updates 40 --precision float32"
     assert " ".join(record.command) == command
     before, after = (load_folder(each).verifier.tensors for each in (folder, made))

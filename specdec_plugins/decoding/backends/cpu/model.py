@@ -169,7 +169,7 @@ class CpuModel:
     ):
         weights = Weights(model, engine, dtype, rounded)
         self.linears = weights.linears
-        self.spec, self.engine, self.kind = weights.spec, engine, weights.kind
+        self.spec, self.engine, self.dtype, self.kind = weights.spec, engine, dtype, weights.kind
         self.encoder = encoder or CpuEncoder(weights)
         output = Output(weights)
         self.projected = None if output.vocabulary else output.weight  # (V, D)
