@@ -39,9 +39,8 @@ HALF = 2**-11  # largest error of a sine in float16
 class Model:
     spec: ModelSpec
     tensors: Mapping[str, Any]  # arrays, or PyTorch's tensors
-    packed: Mapping[str, Arrays] = field(
-        default_factory=dict
-    )  # linear layers for the CPU kernels by data type and name: packed.py
+    # Linear layers packed for the CPU kernels, by data type and name: packed.py
+    packed: Mapping[str, Arrays] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

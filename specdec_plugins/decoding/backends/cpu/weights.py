@@ -28,7 +28,7 @@ from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.model import spec as parts
 from specdec_plugins.model.spec import ModelSpec, SideSpec
 
-# Rounds a linear layer's weight (O, I), and returns its scales, too, by the name of the first of its projections.
+# By the name of a linear layer's first projection: rounds its weight (O, I) -> weight, scales.
 Rounded = Mapping[str, Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]]
 
 
