@@ -10,16 +10,12 @@ from typing import Any
 import numpy as np
 
 from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, numbered
+from specdec_plugins.decoding.backends.cpu.binding import address
+from specdec_plugins.decoding.compiled import kernels
 from specdec_plugins.decoding.noise import Purpose
 from specdec_plugins.decoding.options import Sampling
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Draws
-
-# Philox, as in backends/torch/noise.py.
-LOW = np.uint64(0xFFFFFFFF)
-MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-KEY_STEPS = 0x9E3779B9, 0xBB67AE85
-ROUNDS = 10
 
 
 def best_few(logits: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -80,14 +76,9 @@ def warped(values: np.ndarray, how: Sampling) -> np.ndarray:
 
 def noise(draws: Draws, tokens: np.ndarray) -> np.ndarray:
     """(K, C) exponential noise of a row's next positions that the verifier draws ``tokens`` (K, C) with."""
-    low, high = draws.seed & 0xFFFFFFFF, draws.seed >> 32 & 0xFFFFFFFF
-    positions = np.arange(len(draws.prefix), len(draws.prefix) + len(tokens), dtype=np.uint64)[:, None]
-    a, b = tokens.astype(np.uint64) >> np.uint64(2), np.broadcast_to(positions, tokens.shape)
-    c, d = np.full_like(a, Purpose.SAMPLE), np.zeros_like(a)
-    for _ in range(ROUNDS):
-        first, second = a * MULTIPLIERS[0], c * MULTIPLIERS[1]
-        a, b = second >> np.uint64(32) ^ b ^ np.uint64(low), second & LOW
-        c, d = first >> np.uint64(32) ^ d ^ np.uint64(high), first & LOW
-        low, high = low + KEY_STEPS[0] & 0xFFFFFFFF, high + KEY_STEPS[1] & 0xFFFFFFFF
-    bits = np.take_along_axis(np.stack((a, b, c, d), -1), (tokens & 3)[..., None], -1)[..., 0]
-    return -np.log1p(-(bits + 0.5) * 2.0**-32)
+    first, bits = len(draws.prefix), np.empty(tokens.shape, np.uint32)
+    positions, drawn = np.empty(tokens.shape, np.int64), np.ascontiguousarray(tokens, np.int64)
+    positions[:] = np.arange(first, first + len(tokens))[:, None]
+    kernels().specdec_bits(draws.seed, Purpose.SAMPLE, bits.size, address(positions), address(drawn), address(bits))
+    variates: np.ndarray = -np.log1p(-(bits + 0.5) * 2.0**-32)
+    return variates

@@ -301,6 +301,11 @@ EXPORTED(int, draft, Engine* engine, const Stack* stack, int64_t batch, int64_t 
     });
 }
 
+// Random bits of `count` tokens at positions -> to.
+EXPORTED(void, bits, int64_t seed, int64_t purpose, int64_t count, const int64_t* positions, const int64_t* tokens, uint32_t* to) {
+    for (int64_t i = 0; i < count; ++i) to[i] = token_bits({uint64_t(seed), uint32_t(positions[i]), uint32_t(purpose)}, tokens[i]);
+}
+
 // For tests: random bits of `count` tokens from `first`, a multiple of 4, on -> to, and exponential variates made of them ->
 // variates, both in whole blocks of 64. Status 1: the scalar and the vector generator differ.
 EXPORTED(int, noise, int64_t seed, int64_t purpose, int64_t position, int64_t first, int64_t count, uint32_t* to,
