@@ -64,7 +64,7 @@ LONGEST_ERROR = 2000
 
 # ---- what is mutated
 
-KINDS = ("marian", "causal", "glide", "packed", "block", "hydra", "eagle", "several", "alone", "first")
+KINDS = ("marian", "causal", "glide", "packed", "rounded", "block", "hydra", "eagle", "several", "alone", "first")
 RECORD = Record(
     model="org/pair", source_lang="xa", target_lang="xb", multilingual=False, data="text", data_sha256="0" * 64, trained=90,
     held_out=10, updates=9, seed=1, precision="float32", tokens_per_pass=2.5, acceptance=(0.5, 0.25), gain={"1": 1.5},
@@ -120,7 +120,9 @@ def build(folder: Path) -> None:
         save_folder(replace(pair, drafter=drafter), folder / name)
     first, second = drafters_by_name()["glide"], replace(drafters_by_name()["causal"], devices=("cuda",))
     save_folder(replace(pair, drafter=first, others=(second,)), folder / "several")
-    save_folder(packed(replace(pair, drafter=first), ("int8", "int4"), None, (None, None)), folder / "packed")
+    pair_of_panels = packed(replace(pair, drafter=first), ("int8", "int4"), None, (None, None))
+    save_folder(pair_of_panels, folder / "packed")
+    save_folder(pair_of_panels, folder / "rounded", only="int4")
     save_drafter(first, plain, RECORD, folder / "alone")
     verifier = checkpoint.untrained() | checkpoint_of(plain)
     verifier["model"] = tensors(verifier["model"])

@@ -6,6 +6,7 @@ O outputs, I inputs, N rows.
 import json
 import shutil
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,8 +17,11 @@ from specdec_plugins.commands import pack
 from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.backends.cpu import gptq, panels
 from specdec_plugins.decoding.backends.cpu.binding import GROUP, GROUPS, TILE, Engine, NativeLinear
-from specdec_plugins.decoding.backends.cpu.panels import TRAILER
-from specdec_plugins.formats.folder import load_folder
+from specdec_plugins.decoding.backends.cpu.model import CpuModel
+from specdec_plugins.decoding.loading import checked
+from specdec_plugins.formats.arrays import array
+from specdec_plugins.formats.folder import load_folder, save_folder
+from specdec_plugins.formats.packed import TRAILER, Matrix, joined, unpacked
 from specdec_plugins.translator import Translator
 
 pytestmark = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
@@ -101,6 +105,16 @@ def test_untrusted_panels(dtype, variant):  # noqa: F811
             panels.linear_of(bad, 40, 64, dtype)
 
 
+@pytest.mark.parametrize("kind", ["int8", GROUPS])
+def test_what_panels_stand_for(kind):
+    rng = np.random.default_rng(3)
+    weight = rng.normal(size=(70, 96)).astype(np.float32)
+    linear = NativeLinear(weight, None, kind)
+    found = unpacked(panels.panels_of(linear), 96, "int4" if kind == GROUPS else kind)
+    assert found.shape == (96, 96) and not found[70:].any()
+    np.testing.assert_allclose(linear(Engine(1), np.eye(96, dtype=np.float32)).T, found[:70], rtol=1e-6, atol=1e-30)
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """A pair as it is, and packed for both data types, calibrated."""
@@ -142,6 +156,60 @@ def test_a_packed_folder_is_copied_whole(folders, tmp_path):
     assert json.loads((packed / "model.json").read_text())["verifier"]["packed"].keys() == {"int8", "int4"}
 
 
+@pytest.fixture(scope="module")
+def alone(folders, tmp_path_factory):
+    """The packed folder without matrices of the layers but those in int4."""
+    folder = tmp_path_factory.mktemp("alone") / "folder"
+    assert pack.main(["--verifier", str(folders[1]), "--dtype", "int4", "--only", "--output", str(folder)]) == 0
+    return folder
+
+
+def test_projections_are_joined_as_the_kernels_do(alone):
+    verifier, _ = checked(load_folder(alone).verifier, None)
+    names = [projections[0] for projections in joined(verifier.spec)]
+    assert {*names, "decoder.output_projection"} == CpuModel(verifier, Engine(1), "float32").linears.keys()
+    lazy = {name for name, each in verifier.tensors.items() if isinstance(each, Matrix)}
+    assert lazy == {f"{name}.weight" for names in joined(verifier.spec) for name in names}
+
+
+def test_a_folder_of_packed_matrices_alone(folders, alone, tmp_path):
+    """It decodes in its type as before, and in any other as a folder of the matrices that its own stand for."""
+    _, packed = folders
+    assert not (alone / "verifier.int8.safetensors").exists()
+    assert (alone / "verifier.safetensors").stat().st_size < 0.6 * (packed / "verifier.safetensors").stat().st_size
+    for dtype in ("int4", "auto"):
+        assert translated(alone, strategy="ar", dtype=dtype) == translated(packed, strategy="ar", dtype="int4")
+    pair = load_folder(alone)
+    assert pair.mark == load_folder(folders[0]).mark
+    whole = {name: array(each) for name, each in pair.verifier.tensors.items()}
+    save_folder(replace(pair, verifier=replace(pair.verifier, tensors=whole, packed={})), tmp_path / "whole")
+    for settings in ({"dtype": "float32"}, {"dtype": "int8"}, {"dtype": "float64"}, {"dtype": "float32", "strategy": "specdec"}):
+        assert translated(alone, **{"strategy": "ar", **settings}) == translated(
+            tmp_path / "whole", **{"strategy": "ar", **settings}
+        )
+    assert pack.main(["--verifier", str(alone), "--output", str(tmp_path / "copy")]) == 0
+    for name in ("verifier.safetensors", "verifier.int4.safetensors", "model.json"):
+        assert (tmp_path / "copy" / name).read_bytes() == (alone / name).read_bytes()
+
+
+def test_damage_to_matrices_that_are_there_once(alone, tmp_path):
+    shutil.copytree(alone, tmp_path / "bad")
+    path = tmp_path / "bad" / "verifier.int4.safetensors"
+    good = path.read_bytes()
+    size = struct.unpack("<Q", good[:8])[0]
+    begin, end = json.loads(good[8 : 8 + size])["encoder.layers.0.fc1"]["data_offsets"]
+    path.write_bytes(good[: 8 + size + end - 4] + np.array([np.inf], np.float32).tobytes() + good[8 + size + end :])
+    for dtype in ("int4", "float32", "float64"):
+        with pytest.raises(
+            ValueError, match=r"^packed int4 weights: encoder.layers.0.fc1 has biases or scales that are not finite"
+        ):
+            translated(tmp_path / "bad", strategy="ar", dtype=dtype)
+    path.write_bytes(good.replace(b"encoder.layers.0.fc1", b"encoder.layers.0.fcx"))
+    with pytest.raises(ValueError, match=r"verifier: missing weights: encoder.layers.0.fc1.weight"):
+        load_folder(tmp_path / "bad")
+    assert begin < end
+
+
 def damaged(packed, folder, change):
     """A copy of a packed folder, with the int8 file's header changed."""
     shutil.copytree(packed, folder)
@@ -181,6 +249,8 @@ def test_options(folders, tmp_path, capsys):
     empty.write_text("\n")
     common = ["--verifier", str(plain), "--output", str(tmp_path / "new")]
     for options, status, message in (
+        (["--only"], 2, "--only requires --dtype with one data type"),
+        (["--dtype", "int8", "int4", "--only"], 2, "--only requires --dtype with one data type"),
         (["--dtype", "int8", "--calibrate", str(empty)], 2, "--calibrate requires --dtype int4"),
         (["--dtype", "int4", "--calibrate", str(empty)], 1, f"--calibrate {empty}: has no sentences"),
         (["--dtype", "int4", "--calibrate", str(tmp_path / "none")], 1, "No such file"),

@@ -59,6 +59,11 @@ def parser() -> Parser:
         "one copy in memory",
     )
     p.add_argument(
+        "--only",
+        action="store_true",
+        help="of the layers' matrices store these alone: the folder is small, and other data types compute with rounded weights",
+    )
+    p.add_argument(
         "--calibrate",
         type=Path,
         metavar="TEXT",
@@ -74,6 +79,7 @@ def check(options: argparse.Namespace) -> list[Fault]:
         name for name in ("block_size", "draft_vocabulary", "add", "devices") if getattr(options, name) and not options.drafter
     ]
     faults += [(name, "requires --drafter") for name in needed]
+    faults += [("only", "requires --dtype with one data type")] * (options.only and len(options.dtype) != 1)
     faults += [("calibrate", "requires --dtype int4")] * (options.calibrate is not None and "int4" not in options.dtype)
     if not Path(options.verifier).is_dir():
         faults += [("add", "requires a model folder")] * options.add
@@ -118,7 +124,7 @@ def run(options: argparse.Namespace) -> None:
         pair = packed(pair, options.dtype, options.calibrate, (options.source_lang, options.target_lang))
     if pair.drafters:
         pair = pair.drafting(default(pair.drafters, "cpu"))  # comes first
-    sizes = model_folder.save_folder(pair, options.output, options.half)
+    sizes = model_folder.save_folder(pair, options.output, options.half, options.dtype[0] if options.only else None)
     model_folder.load_folder(options.output)
     print_sizes(sizes, options.output)
 

@@ -32,6 +32,8 @@ def packed(pair: Pair, dtypes: Sequence[str], calibration: Path | None, language
     made = dict(pair.verifier.packed)
     for dtype in dtypes:
         rounded = calibrated(pair, calibration, languages) if calibration and dtype == "int4" else None
+        if dtype in made and rounded is None:
+            continue
         model = CpuModel(verifier, Engine(1), dtype, rounded=rounded)
         made[dtype] = {name: panels_of(each) for name, each in model.linears.items()}
     return replace(pair, verifier=replace(pair.verifier, packed=made))

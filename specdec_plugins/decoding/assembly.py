@@ -12,8 +12,9 @@ from specdec_plugins.decoding.loading import checked, checked_drafter
 from specdec_plugins.decoding.roles import Drafter, NoDrafter
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.extras import needed
-from specdec_plugins.formats.arrays import address
+from specdec_plugins.formats.arrays import addresses
 from specdec_plugins.formats.files import unload
+from specdec_plugins.formats.packed import Matrix
 from specdec_plugins.formats.spec import DrafterModel, Model
 
 log = logging.getLogger(__name__)
@@ -32,9 +33,9 @@ def assemble(
     """The drafter (``none`` without weights) and the verifier.
 
     The kernels run on CPUs in ``cpu.DTYPES``, PyTorch everything else. Data type ``auto`` is the fastest: int8 with the kernels,
-    float16 on a GPU, or bfloat16 for a model that overflows it, else float32. ``kernels`` names the kernels' instruction set, by
-    default the best. Raises ValueError for a data type that no backend computes in, or that the model overflows, and for named
-    kernels that cannot run here.
+    or that of packed matrices if a folder has no others; float16 on a GPU, or bfloat16 for a model that overflows it; else
+    float32. ``kernels`` names the kernels' instruction set, by default the best. Raises ValueError for a data type that no
+    backend computes in, or that the model overflows, and for named kernels that cannot run here.
     """
     loaded, drafting = load(verifier, drafter, device, dtype, threads, kernels)
     if drafter is None:
@@ -47,7 +48,7 @@ def drafter_beside(model: "cpu.CpuModel", verifier: Model, drafter: DrafterModel
     cannot be."""
     made = checked_drafter(drafters.as_transformer(drafter, verifier), verifier)
     loaded = None if made.spec is None else cpu.beside(model, verifier, made, drafters.kernels_dtype(made.code))
-    unload(map(address, made.tensors.values()))
+    unload(addresses(made.tensors.values()))
     built: Drafter = drafters.with_weights(drafter.code).build(drafter, loaded, model)
     return built
 
@@ -65,7 +66,8 @@ def load(
     kind, automatic = device.partition(":")[0], dtype == "auto"
     narrow = [each.spec for each in (verifier, drafter) if each and each.spec and not each.spec.float16]
     if automatic:
-        dtype = {"cpu": "int8", "cuda": "bfloat16" if narrow else "float16"}.get(kind, "float32")
+        packed = [each.kind for each in verifier.tensors.values() if isinstance(each, Matrix)]
+        dtype = {"cpu": min(packed, default="int8"), "cuda": "bfloat16" if narrow else "float16"}.get(kind, "float32")
     if dtype == "float16" and narrow:
         raise ValueError("float16: this model's hidden states exceed its range; use bfloat16 or float32")
     if dtype in INTEGERS and kind != "cpu":

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from specdec_plugins.formats.arrays import address, array, arrays, equal
+from specdec_plugins.formats.arrays import Lazy, address, array, arrays, equal
 from specdec_plugins.formats.files import Mapped
 from specdec_plugins.formats.spec import (
     DrafterModel,
@@ -60,7 +60,7 @@ def _check_weights(role: str, model: Model | DrafterModel | None, other: Model |
         return
     seen, mapped = {id(each) for each in other.tensors.values()} if other else set[int](), Mapped()
     for name, tensor in model.tensors.items():
-        if id(tensor) in seen:
+        if id(tensor) in seen or isinstance(tensor, Lazy):  # checked when it is computed
             continue
         seen.add(id(tensor))
         fault = storage_fault(tensor) if name == DRAFT_VOCABULARY else weight_fault(tensor)

@@ -1,7 +1,7 @@
 """Tensors as NumPy arrays; bfloat16 is that of `ml_dtypes`. Never imports PyTorch, whose tensors it views."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -13,10 +13,26 @@ WEIGHT_DTYPES = (np.dtype(np.float16), BFLOAT16, np.dtype(np.float32), np.dtype(
 Arrays = Mapping[str, np.ndarray]
 
 
+class Lazy:
+    """Stands for an array (`read`) that takes memory and time to compute, such as that of a packed matrix (packed.py)."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def read(self) -> np.ndarray:
+        """Raises ValueError saying why it cannot be computed."""
+        raise NotImplementedError
+
+
 def array(tensor: Any) -> np.ndarray:
-    """An array itself, or PyTorch's dense tensor: a view of one on the CPU, a copy of one elsewhere."""
+    """An array itself, one that is computed now, or PyTorch's dense tensor: a view of one on the CPU, a copy of one elsewhere."""
     if isinstance(tensor, np.ndarray):
         return tensor
+    if isinstance(tensor, Lazy):
+        return tensor.read()
     plain, torch = tensor.detach().cpu(), sys.modules["torch"]
     own = getattr(ml_dtypes, str(plain.dtype).removeprefix("torch."), None)
     if own is not None:  # NumPy has no such type
@@ -25,17 +41,25 @@ def array(tensor: Any) -> np.ndarray:
     return values if own is None else values.view(own)
 
 
-def arrays(tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """`array` of each. Views of the same memory, as PyTorch's tied weights are, become the same object."""
+def arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """`array` of each that is not lazy. Views of the same memory, as PyTorch's tied weights are, become the same object."""
     first: dict[tuple[Any, ...], np.ndarray] = {}
-    views = {name: array(tensor) for name, tensor in tensors.items()}
-    return {name: first.setdefault((address(each), each.shape, each.strides, each.dtype), each) for name, each in views.items()}
+    views = {name: tensor if isinstance(tensor, Lazy) else array(tensor) for name, tensor in tensors.items()}
+    return {
+        name: each if isinstance(each, Lazy) else first.setdefault((address(each), each.shape, each.strides, each.dtype), each)
+        for name, each in views.items()
+    }
 
 
 def address(array: np.ndarray) -> int:
     """Of the first element. (`array.ctypes` takes microseconds.)"""
     first: int = array.__array_interface__["data"][0]
     return first
+
+
+def addresses(tensors: Iterable[Any]) -> list[int]:
+    """Of arrays, but not of lazy ones."""
+    return [address(each) for each in tensors if not isinstance(each, Lazy)]
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
@@ -56,10 +80,11 @@ def float16(array: np.ndarray) -> np.ndarray:
         return array.astype(np.float32, copy=False).astype(np.float16)
 
 
-def equal(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether shapes and values are, whatever their data types."""
+def equal(one: Any, other: Any) -> bool:
+    """Whether shapes and values of arrays are, lazy ones among them, whatever their data types."""
     if one is other or one.shape != other.shape:
         return one is other
+    one, other = array(one), array(other)
     if one.dtype != other.dtype:  # NumPy has no common type of float16 and bfloat16
         one, other = (each.astype(np.float32) if each.dtype == BFLOAT16 else each for each in (one, other))
     return np.array_equal(one, other)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from specdec_plugins.formats import checkpoint, description, drafter_folder, fairseq, hub, huggingface, packed, spec, tensors
-from specdec_plugins.formats.arrays import WEIGHT_DTYPES, Arrays, address, array, equal
+from specdec_plugins.formats.arrays import WEIGHT_DTYPES, Arrays, Lazy, address, array, equal
 from specdec_plugins.formats.code import refuse_own_code
 from specdec_plugins.formats.description import CodecEntry, Description, DrafterEntry, VerifierEntry, codec_entry
 from specdec_plugins.formats.errors import listed
@@ -197,8 +197,9 @@ def load_parts(
     return _checked(pair, faults)
 
 
-def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False) -> dict[str, int]:
-    """Write a model folder atomically, with ``half`` in float16. Returns the size of each file in bytes.
+def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False, only: str | None = None) -> dict[str, int]:
+    """Write a model folder atomically, with ``half`` in float16. Of the verifier's layers it has only the matrices that are
+    packed in the data type ``only``, if that is given, or if the pair has no others. Returns the size of each file in bytes.
 
     Raises ValueError if the folder exists or a weight is not finite.
     """
@@ -210,21 +211,27 @@ def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False) 
         temporary.mkdir(parents=True)
         config = pair.config
         codec = CodecEntry(config.name, _copy(config.files, temporary), config.options)
-        stored = _store(temporary, "verifier", pair.verifier, {}, half)
+        verifier, known = pair.verifier, any(each.verifier is not None for each in pair.drafters)
+        panels = verifier.packed
+        if only:
+            layers = {names[0] for names in packed.joined(verifier.spec)}
+            panels = {only: {name: each for name, each in panels[only].items() if name in layers}}
+            lazy = packed.matrices(verifier.spec, spec.tensor_shapes(verifier.tensors), panels[only], only)
+            verifier = dataclasses.replace(verifier, tensors={**verifier.tensors, **lazy}, packed=panels)
+        stored = _store(temporary, "verifier", verifier, {}, half)
         del stored["shared"]
-        known = any(each.verifier is not None for each in pair.drafters)
-        mark = spec.fingerprint(pair.verifier) if known else None
-        files = {dtype: f"verifier.{dtype}.safetensors" for dtype in pair.verifier.packed}
+        mark = pair.mark if known or only else pair.fingerprint
+        files = {dtype: f"verifier.{dtype}.safetensors" for dtype in panels}
         for dtype, name in files.items():
-            packed.write(temporary / name, pair.verifier.packed[dtype])
-        verifier = VerifierEntry(spec=pair.verifier.spec, fingerprint=mark, packed=files, **stored)
-        drafters = [
+            packed.write(temporary / name, panels[dtype])
+        entry = VerifierEntry(spec=verifier.spec, fingerprint=mark, packed=files, **stored)
+        drafters = [  # what they share with the verifier they go on to share as it is rounded
             _store_drafter(temporary, f"drafter{f'-{number}' * (number > 1)}", each, pair.verifier, half)
             for number, each in enumerate(pair.drafters if pair.drafter else (), 1)
         ]
         drafter, others = (drafters[0], tuple(drafters[1:])) if drafters else (None, ())
         languages = config.source_lang, config.target_lang
-        described = Description(description.FORMAT, *languages, codec, verifier, drafter, others, alignment=pair.alignment)
+        described = Description(description.FORMAT, *languages, codec, entry, drafter, others, alignment=pair.alignment)
         text = json.dumps(dataclasses.asdict(described), indent=1)
         (temporary / "model.json").write_text(f"{text}\n", encoding="utf-8")
         temporary.rename(folder)
@@ -278,16 +285,18 @@ def _copy(files: Mapping[str, Path], folder: Path) -> dict[str, str]:
 
 
 def _store(folder: Path, name: str, model: Model | DrafterModel, others: Mapping[str, Any], half: bool) -> dict[str, Any]:
-    """Write ``name``.safetensors. Returns the entries of ``model.json`` about the tensors."""
+    """Write ``name``.safetensors, without lazy arrays. Returns the entries of ``model.json`` about the tensors."""
     first: dict[tuple[int, tuple[int, ...]], str] = {}  # a tensor's first name, by its memory
     stored, aliases, shared, computed = dict[str, np.ndarray](), dict[str, str](), list[str](), list[str]()
     tables = spec.sinusoidal_tables(model.spec)
     for key, given in model.tensors.items():
+        if isinstance(given, Lazy):
+            continue
         tensor, twin, table = array(given), others.get(key), tables.get(key)
         original = first.setdefault((address(tensor), tensor.shape), key)
         if table is not None and equal(table, tensor):
             computed.append(key)
-        elif twin is not None and equal(array(twin), tensor):
+        elif twin is not None and equal(twin, tensor):
             shared.append(key)
         elif original != key and original in stored:
             aliases[key] = original
@@ -313,19 +322,22 @@ def _inside(folder: Path, name: str, most: int | None = None) -> Path:
 def _load_models(folder: Path, described: Description) -> tuple[Model, tuple[DrafterModel, ...]]:
     entry = described.verifier
     files = {dtype: packed.read(_inside(folder, name)) for dtype, name in entry.packed.items()}
-    verifier = Model(entry.spec, _load_tensors(folder, "verifier", entry, {}), files)
+    verifier = Model(entry.spec, _load_tensors(folder, "verifier", entry, {}, files), files)
     return verifier, tuple(_load_drafter(folder, each, verifier) for each in described.drafters)
 
 
 def _load_drafter(folder: Path, entry: DrafterEntry, verifier: Model) -> DrafterModel:
     refuse_own_code(folder, "drafter", entry.code)
-    weights = _load_tensors(folder, "drafter", entry, verifier.tensors)
+    weights = _load_tensors(folder, "drafter", entry, verifier.tensors, {})
     facts = entry.code, weights, entry.spec, entry.options, entry.block_size, entry.verifier
     return DrafterModel(*facts, devices=entry.devices)
 
 
-def _load_tensors(folder: Path, role: str, entry: VerifierEntry | DrafterEntry, others: Arrays) -> dict[str, np.ndarray]:
-    """A model's tensors as stored, checked against its spec before they are read."""
+def _load_tensors(
+    folder: Path, role: str, entry: VerifierEntry | DrafterEntry, others: Arrays, panels: Mapping[str, Arrays]
+) -> dict[str, Any]:
+    """A model's tensors as stored, checked against its spec before they are read. Matrices that are stored as packed ``panels``
+    only are lazy."""
     from safetensors import safe_open
 
     path = _inside(folder, entry.weights)
@@ -345,6 +357,13 @@ def _load_tensors(folder: Path, role: str, entry: VerifierEntry | DrafterEntry, 
         if name in given or original not in given or original in entry.aliases:
             faults.append(f"aliases: {name} for {original}")
     given |= {name: given[original] for name, original in entry.aliases.items() if original in given}
+    lazy: dict[str, Lazy] = {}
+    if isinstance(entry, VerifierEntry):
+        known_shapes = spec.shapes(entry.spec, 0, 0)
+        for dtype in packed.BYTES.keys() & panels:
+            found = packed.matrices(entry.spec, known_shapes, panels[dtype], dtype)
+            lazy |= {name: each for name, each in found.items() if name not in given}
+        given |= spec.tensor_shapes(lazy)
     if entry.spec is not None and not faults:
         # A drafter's own tensors are checked by its code.
         more = spec.own_shapes(entry.spec, given) if isinstance(entry, DrafterEntry) else {}
@@ -355,7 +374,7 @@ def _load_tensors(folder: Path, role: str, entry: VerifierEntry | DrafterEntry, 
     if entry.spec is None:  # the drafter's code computes with them directly
         weights |= {name: each.astype(np.float32) for name, each in weights.items() if each.dtype in WEIGHT_DTYPES}
     weights |= {name: others[name] for name in shared} | {name: tables[name] for name in entry.sinusoidal}
-    return weights | {name: weights[original] for name, original in entry.aliases.items()}
+    return weights | lazy | {name: weights[original] for name, original in entry.aliases.items()}
 
 
 def _load_models_of_format_1(folder: Path, described: description.DescriptionOfFormat1) -> tuple[Model, tuple[DrafterModel, ...]]:

@@ -36,6 +36,7 @@ from specdec_plugins.decoding.compiled import Library, library
 from specdec_plugins.decoding.loading import SUCCESSOR, same_encoder
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Source
+from specdec_plugins.formats.arrays import addresses
 from specdec_plugins.formats.files import unload
 from specdec_plugins.formats.spec import DrafterModel, Model
 
@@ -75,7 +76,7 @@ def load(
     if drafter is not None and drafter.spec is not None:
         second = beside(first, verifier, drafter, drafting)
         tensors += drafter.tensors.values()
-    unload(map(address, tensors))
+    unload(addresses(tensors))
     return first, second
 
 

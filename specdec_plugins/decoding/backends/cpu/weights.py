@@ -22,7 +22,7 @@ from specdec_plugins.decoding.backends.cpu.binding import (
 )
 from specdec_plugins.decoding.backends.cpu.panels import linear_of
 from specdec_plugins.decoding.loading import COPY, DRAFT_VOCABULARY, SUCCESSOR, spread
-from specdec_plugins.formats.arrays import Arrays
+from specdec_plugins.formats.arrays import array
 from specdec_plugins.formats.positions import buckets, rotations
 from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.model import spec as parts
@@ -41,7 +41,7 @@ class Weights:
         self.stored = None if isinstance(model, DrafterModel) else model.packed.get(dtype)
         self.dtype, self.rounded = dtype, rounded or {}
         self.linears: dict[str, NativeLinear] = {}  # by the name of the first of their projections
-        self.tensors: Arrays = model.tensors
+        self.tensors = model.tensors
         self.spec, self.engine = model.spec, engine
         self.drafts, self.hosts = isinstance(model, DrafterModel), getattr(model, "hosts", 0)
         groups = dtype == "int4" and not self.drafts
@@ -52,28 +52,28 @@ class Weights:
         return name in self.tensors
 
     def __call__(self, name: str) -> np.ndarray:
-        return self.tensors[name]
+        return array(self.tensors[name])
 
     def linear(self, *names: str) -> NativeLinear:
         """One product of several projections of the same input, which all have a bias, or none."""
-        weights = [self(f"{name}.weight") for name in names]
         biases = [self(f"{name}.bias") for name in names if f"{name}.bias" in self]
+        weights = [self.tensors[f"{name}.weight"] for name in names]
+        if self.stored is not None and names[0] not in self.stored:
+            raise ValueError(f"packed {self.dtype} weights: {names[0]} is missing")
         return self.packed(names[0], self.kind, weights, joined(biases) if biases else None)
 
-    def packed(self, name: str, kind: str, weights: Sequence[np.ndarray], bias: np.ndarray | None) -> NativeLinear:
+    def packed(self, name: str, kind: str, weights: Sequence[Any], bias: np.ndarray | None) -> NativeLinear:
+        """A linear layer of these projections, which may be lazy arrays: as stored, or packed now."""
         library, scales = self.engine.library, None
-        if self.stored is not None:
-            if name not in self.stored:
-                raise ValueError(f"packed {self.dtype} weights: {name} is missing")
+        if self.stored is not None and name in self.stored:
             try:
                 made = linear_of(self.stored[name], sum(map(len, weights)), weights[0].shape[1], kind, library)
             except ValueError as error:
                 raise ValueError(f"packed {self.dtype} weights: {name} {error}; pack the folder again") from None
         else:
+            weight = joined([*map(array, weights)])
             if name in self.rounded and kind == GROUPS:
-                weight, scales = self.rounded[name](joined(weights))
-            else:
-                weight = joined(weights)
+                weight, scales = self.rounded[name](weight)
             made = NativeLinear(weight, bias, kind, library, scales)
         self.linears[name] = made
         return made

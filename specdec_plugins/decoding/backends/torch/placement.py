@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.transformer import Transformer
 from specdec_plugins.decoding.loading import Verifier, checked, same_encoder
-from specdec_plugins.formats.arrays import address
+from specdec_plugins.formats.arrays import addresses
 from specdec_plugins.formats.files import unload
 from specdec_plugins.formats.spec import DrafterModel
 
@@ -42,11 +42,11 @@ def load_pair(
     A drafter whose encoder equals the verifier's shares it, held once and run once. Raises UnsupportedModel.
     """
     verifier, drafter = checked(verifier, drafter)
-    place, addresses = Placement(device, dtype), [*map(address, verifier.tensors.values())]
+    place, read = Placement(device, dtype), [*verifier.tensors.values()]
     model, second = Transformer.load(replace(verifier, tensors=place(verifier.tensors))), None
     if drafter is not None and drafter.spec is not None:
-        addresses += map(address, drafter.tensors.values())
+        read += drafter.tensors.values()
         placed = replace(drafter, tensors=place(drafter.tensors))
         second = Transformer.load(placed, model.encoder if same_encoder(verifier, drafter) else None)
-    unload(addresses)
+    unload(addresses(read))
     return model, second
