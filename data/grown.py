@@ -18,38 +18,53 @@ import numpy as np
 
 from specdec_plugins.decoding.backends.torch.arrays import tensors
 from specdec_plugins.formats import checkpoint
+from specdec_plugins.formats.checkpoint import Checkpoint
 from specdec_plugins.formats.folder import load_folder
+from specdec_plugins.formats.spec import Model
 from specdec_plugins.formats.to_fairseq import checkpoint_of
 
 LANGS = ("en", "fr")
 PAIR = corpora.DATA / "docs.en-fr"
 INSERTED = (1, 3)  # each of these layers is followed by a new one that starts with its weights, but adds nothing
 NOISE = 0.5  # how far the two copies of a weight are apart, in root mean squares of the matrix; their sum is exact
+SIZES = ("embed_dim", "ffn_embed_dim", "attention_heads")  # that double
 NEUTRAL = ("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias")  # zero in a layer that adds nothing
 
 
-def grown(weights: dict[str, np.ndarray], heads: int, seed: int) -> dict[str, np.ndarray]:
-    """The weights of fairseq's pre-norm Transformer, twice as wide and with the layers `INSERTED`.
+def grown(model: Model, seed: int) -> Checkpoint:
+    """A checkpoint of fairseq's pre-norm Transformer, twice as wide as a model and with the layers `INSERTED`.
 
     Units that are copies stay equal, so a matrix may spread an input's weight over its copies at random: they learn different
     things from the first update on.
     """
-    random, wide = np.random.default_rng(seed), dict[str, np.ndarray]()
-    for name, weight in deeper(weights).items():
-        unit = np.repeat(np.arange(weight.shape[0]), 2) if weight.ndim else None
-        if name.endswith(".version"):
-            wide[name] = weight
-        elif "embed_tokens" in name or "output_projection" in name:
-            wide[name] = np.repeat(weight, 2, axis=1) / np.sqrt(2)  # fairseq scales them by the root of the width
-        elif weight.ndim == 1:
-            wide[name] = weight[by_head(weight.size, heads) if in_heads(name) else unit]
-        else:
-            rows = by_head(weight.shape[0], heads) if in_heads(name) else unit
-            columns = by_head(weight.shape[1], heads) if "out_proj" in name else np.repeat(np.arange(weight.shape[1]), 2)
-            wide[name] = spread(weight[rows], columns, random)
+    small, random, heads = checkpoint_of(model), np.random.default_rng(seed), model.spec.encoder.attention.heads
+    weights = deeper({name: np.asarray(weight, np.float64) for name, weight in small["model"].items()})
+    settings = vars(small["args"]) | {f"decoder_{end}_dim": 2 * model.spec.decoder.width for end in ("input", "output")}
+    for side in ("encoder", "decoder"):
+        settings[f"{side}_layers"] = 1 + max(int(name.split(".")[2]) for name in weights if name.startswith(f"{side}.layers."))
+        settings |= {name: 2 * settings[name] for name in (f"{side}_{size}" for size in SIZES)}
+    wide = {name: wider(name, weight, heads, random) for name, weight in weights.items()}
     for part in ("weight", "bias"):  # logits are sums over twice the units, of embeddings divided by the root of two
-        wide[f"decoder.layer_norm.{part}"] = wide[f"decoder.layer_norm.{part}"] / np.sqrt(2)
-    return {name: weight.astype(np.float32) for name, weight in wide.items()}
+        wide[f"decoder.layer_norm.{part}"] /= np.sqrt(2)
+    new = tensors({name: weight.astype(np.float32) for name, weight in wide.items()})
+    return {**checkpoint.untrained(), **small, "args": argparse.Namespace(**settings), "model": new}
+
+
+def wider(name: str, weight: np.ndarray, heads: int, random: np.random.Generator) -> np.ndarray:
+    """A tensor for units that are there twice."""
+    if name.endswith(".version"):
+        return weight
+    if "embed_positions" in name:
+        return np.repeat(weight, 2, axis=1)
+    if "embed_tokens" in name or "output_projection" in name:
+        return np.repeat(weight, 2, axis=1) / np.sqrt(2)  # fairseq scales them by the root of the width
+    copied = np.repeat(np.arange(len(weight)), 2)
+    if any(part in name for part in ("q_proj", "k_proj", "v_proj")):
+        copied = by_head(len(weight), heads)
+    if weight.ndim == 1:
+        return weight[copied]
+    inputs = weight.shape[1]
+    return spread(weight[copied], by_head(inputs, heads) if "out_proj" in name else np.repeat(np.arange(inputs), 2), random)
 
 
 def deeper(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -66,11 +81,6 @@ def deeper(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if layer in INSERTED:
             made[f"{side}.layers.{place + 1}.{part}"] = np.zeros_like(weight) if part.endswith(NEUTRAL) else weight
     return made
-
-
-def in_heads(name: str) -> bool:
-    """Whether the outputs of this matrix or bias are split among attention heads."""
-    return any(part in name for part in ("q_proj", "k_proj", "v_proj"))
 
 
 def by_head(size: int, heads: int) -> np.ndarray:
@@ -101,20 +111,8 @@ def main(argv: list[str] | None = None) -> int:
     options, more = parser.parse_known_args(argv)
 
     def make() -> list[str]:
-        verifier = load_folder(PAIR).verifier
-        start = checkpoint_of(verifier)
-        args, heads = dict(vars(start["args"])), verifier.spec.encoder.attention.heads
-        weights = {name: np.asarray(weight, np.float64) for name, weight in start["model"].items()}
-        for side in ("encoder", "decoder"):
-            args[f"{side}_layers"] += len(INSERTED)
-            for size in ("embed_dim", "ffn_embed_dim", "attention_heads"):
-                args[f"{side}_{size}"] *= 2
-        args |= {f"decoder_{end}_dim": args["decoder_embed_dim"] for end in ("input", "output")}
-        model = tensors(grown(weights, heads, options.seed))
         options.output.mkdir(parents=True, exist_ok=True)
-        checkpoint.save(
-            {**checkpoint.untrained(), **start, "args": argparse.Namespace(**args), "model": model}, options.output / "start.pt"
-        )
+        checkpoint.save(grown(load_folder(PAIR).verifier, options.seed), options.output / "start.pt")
         files = {"codes": PAIR / "codes", "dict": PAIR / "dict.en.txt"}
         files |= {split: options.local / split for split in ("train", "valid", "test")}
         return [word for option, path in files.items() for word in (f"--{option}", str(path))] + more
