@@ -12,8 +12,6 @@ from specdec_plugins.formats import fairseq
 
 SIDE = {"normalize_before": True, "layers": 4}
 SHAPE = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in SIDE.items()}
-    f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in (("normalize_before", True), ("layers", 4))
-}
 
 
 def small(**changes):
