@@ -65,7 +65,7 @@ INLINE bool crowded(const int8_t* x) {
 }
 INLINE IntRegister dot(IntRegister sums, Quad inputs, IntRegister weights) {
     const __m256i products = _mm256_maddubs_epi16((__m256i)weights, inputs);
-    return sums + (IntRegister)_mm256_madd_epi16(products, _mm256_set1_epi16(1));
+    return (IntRegister)_mm256_add_epi32((__m256i)sums, _mm256_madd_epi16(products, _mm256_set1_epi16(1)));
 }
 #endif
 

@@ -66,10 +66,21 @@ INLINE auto map(F f, Wide<T, N> first, More... more) {
     else
         return wide(map(f, first.low, more.low...), map(f, first.high, more.high...));
 }
-#define SPECDEC_OPERATOR(op)                                                            \
+// Integers wrap, as instructions let them: a sum of products with unsigned weights may exceed them until its excess is taken off.
+template <class Register>
+INLINE auto wrapping(Register value) {
+    using T = std::remove_cvref_t<decltype(value[0])>;
+    if constexpr (std::is_integral_v<T>)
+        return (typename RegisterOf<std::make_unsigned_t<T>>::Type)value;
+    else
+        return value;
+}
+#define SPECDEC_OPERATOR(op) SPECDEC_OPERATION(op, x op y)
+#define SPECDEC_ARITHMETIC(op) SPECDEC_OPERATION(op, (decltype(x))(wrapping(x) op wrapping(y)))
+#define SPECDEC_OPERATION(op, result)                                                   \
     template <class T, int N>                                                           \
     INLINE auto operator op(Wide<T, N> a, Wide<T, N> b) {                               \
-        return map([](auto x, auto y) __attribute__((always_inline)) { return x op y; }, a, b); \
+        return map([](auto x, auto y) __attribute__((always_inline)) { return result; }, a, b); \
     }                                                                                   \
     template <class T, int N>                                                           \
     INLINE auto operator op(Wide<T, N> a, std::type_identity_t<T> b) {                  \
@@ -79,9 +90,9 @@ INLINE auto map(F f, Wide<T, N> first, More... more) {
     INLINE auto operator op(std::type_identity_t<T> a, Wide<T, N> b) {                  \
         return Wide<T, N>(a) op b;                                                      \
     }
-SPECDEC_OPERATOR(+)
-SPECDEC_OPERATOR(-)
-SPECDEC_OPERATOR(*)
+SPECDEC_ARITHMETIC(+)
+SPECDEC_ARITHMETIC(-)
+SPECDEC_ARITHMETIC(*)
 SPECDEC_OPERATOR(/)
 SPECDEC_OPERATOR(&)
 SPECDEC_OPERATOR(|)
@@ -94,6 +105,8 @@ SPECDEC_OPERATOR(<=)
 SPECDEC_OPERATOR(>=)
 SPECDEC_OPERATOR(==)
 #undef SPECDEC_OPERATOR
+#undef SPECDEC_ARITHMETIC
+#undef SPECDEC_OPERATION
 template <class T, int N>
 INLINE Wide<T, N> operator-(Wide<T, N> a) {
     return map([](auto x) { return -x; }, a);
