@@ -52,9 +52,10 @@ INLINE bool crowded(const int8_t*) { return false; }
 INLINE IntRegister dot(IntRegister sums, Quad inputs, IntRegister weights) {
     uint8_t w[16];
     std::memcpy(w, &weights, 16);
+    auto total = wrapping(sums);
     for (int lane = 0; lane < 4; ++lane)
-        for (int i = 0; i < 4; ++i) sums[lane] += inputs.x[i] * w[4 * lane + i];
-    return sums;
+        for (int i = 0; i < 4; ++i) total[lane] += uint32_t(inputs.x[i] * w[4 * lane + i]);
+    return (IntRegister)total;
 }
 
 }  // namespace
