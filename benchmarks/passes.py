@@ -24,8 +24,8 @@ sys.path.insert(0, str(ROOT))
 
 from specdec_plugins.decoding import compiled  # noqa: E402
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau  # noqa: E402
+from specdec_plugins.decoding.backends import Reading  # noqa: E402
 from specdec_plugins.decoding.backends.cpu.binding import DTYPES, Stack  # noqa: E402
-from specdec_plugins.decoding.backends.reading import Reading  # noqa: E402
 from specdec_plugins.decoding.compiled import library  # noqa: E402
 from specdec_plugins.decoding.drafters import CachedRows  # noqa: E402
 from specdec_plugins.decoding.drafters.block import BlockDrafter  # noqa: E402

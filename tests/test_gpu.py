@@ -19,7 +19,7 @@ from tapes import Tapes, Transfers
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
-from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends import Reading
 from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, GRAPH_BYTES, Eager, Recorder, cuda_graphs
 from specdec_plugins.decoding.backends.torch.model import TorchModel

@@ -34,7 +34,7 @@ from test_kernels import KERNEL_SHAPES, on_kernels, wide_verifier
 from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import PATIENCE, BoundedAdmission
-from specdec_plugins.decoding.backends.sources import Slots
+from specdec_plugins.decoding.backends.state import Slots
 from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.drafters import Rows

@@ -20,8 +20,8 @@ from specdec_plugins.criterions.drafter_loss import DrafterLoss
 from specdec_plugins.decoding import assembly, compiled, drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
+from specdec_plugins.decoding.backends import Reading
 from specdec_plugins.decoding.backends.cpu import drafts
-from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.drafters import draft_in_turn, options_of

@@ -34,9 +34,9 @@ from test_kernels import KERNEL_SHAPES, ROLES, on_kernels, variant, wide_drafter
 from specdec_plugins import Translator
 from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+from specdec_plugins.decoding.backends import Reading
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.cpu.candidates import candidates_of as in_numpy
-from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.candidates import candidates_of as in_pytorch
 from specdec_plugins.decoding.backends.torch.graphs import EAGER

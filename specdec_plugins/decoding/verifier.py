@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
-from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends import LoadedModel, Pass, Reading, RowState
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import ModelLimits, Request, Source
 from specdec_plugins.decoding.roles import Verifier

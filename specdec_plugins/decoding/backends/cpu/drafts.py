@@ -14,7 +14,7 @@ from specdec_plugins.decoding.backends.cpu.binding import Buffer, address, integ
 from specdec_plugins.decoding.backends.cpu.rules import successor_tables
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.recipes import InTurn, Masked, Recipe, Vectors
+from specdec_plugins.decoding.roles import InTurn, Masked, Recipe, Vectors
 from specdec_plugins.decoding.values import LOGITS, Want
 from specdec_plugins.model.spec import Symbols
 

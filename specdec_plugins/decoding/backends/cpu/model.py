@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from specdec_plugins.decoding.backends import Reading
 from specdec_plugins.decoding.backends.cpu.binding import (
     DTYPES,
     TILE,
@@ -25,13 +26,11 @@ from specdec_plugins.decoding.backends.cpu.binding import (
     integers,
     start,
 )
-from specdec_plugins.decoding.backends.cpu.cache import KVCache
 from specdec_plugins.decoding.backends.cpu.passes import BlockPass, CausalPass
 from specdec_plugins.decoding.backends.cpu.runner import CpuRunner
-from specdec_plugins.decoding.backends.cpu.state import SlottedState
+from specdec_plugins.decoding.backends.cpu.state import KVCache, SlottedState
 from specdec_plugins.decoding.backends.cpu.weights import Embeddings, Output, Rounded, Weights, plane_of, screen_of
-from specdec_plugins.decoding.backends.reading import Reading
-from specdec_plugins.decoding.backends.sources import Sources
+from specdec_plugins.decoding.backends.state import Sources
 from specdec_plugins.decoding.compiled import Library, library
 from specdec_plugins.decoding.loading import SUCCESSOR, same_encoder
 from specdec_plugins.decoding.prefix import Prefix

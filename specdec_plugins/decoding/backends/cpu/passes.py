@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specdec_plugins.decoding.backends import NOT_WANTED, Reading
 from specdec_plugins.decoding.backends.candidates import Candidates
 from specdec_plugins.decoding.backends.cpu.binding import Buffer, address, floats, integers, start
 from specdec_plugins.decoding.backends.cpu.candidates import best_few, candidates_of
 from specdec_plugins.decoding.backends.cpu.rules import Choosing, Judging, NativeRepeats
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
-from specdec_plugins.decoding.backends.reading import NOT_WANTED, Reading
 from specdec_plugins.decoding.compiled import kernels
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Beam, Tolerance

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.torch.cache import hide
 from specdec_plugins.decoding.backends.torch.layers import Embedding, Layer, capped, ended, rotation_of, through, turn, whole
+from specdec_plugins.decoding.backends.torch.state import hide
 from specdec_plugins.decoding.backends.torch.tensors import send, source_tokens
 from specdec_plugins.decoding.backends.torch.weights import Weights
 from specdec_plugins.decoding.loading import COPY, DRAFT_VOCABULARY, SUCCESSOR, spread
