@@ -25,7 +25,7 @@ from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Step
-from specdec_plugins.decoding.roles import Acceptance, Drafter, Verifier
+from specdec_plugins.decoding.roles import Roles
 from specdec_plugins.decoding.runner import Record, Runner
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import LOGITS, Distribution, Draft, Iterations, Plan, Verdict, Want
@@ -36,17 +36,17 @@ class CpuRunner(Runner):
 
     verifying: SlottedState
 
-    def __init__(self, drafter: Drafter, verifier: Verifier, acceptance: Acceptance, rows: int, constraints: Constraints):
-        super().__init__(drafter, verifier, acceptance, rows, constraints)
-        self.model: Any = verifier.model  # type: ignore[attr-defined]
+    def __init__(self, roles: Roles, rows: int, constraints: Constraints):
+        super().__init__(roles, rows, constraints)
+        self.model: Any = roles.verifier.model  # type: ignore[attr-defined]
         symbols, self._banned = constraints.symbols, integers(constraints.banned)
         self.call = self.model.engine.library.structs["RunCall"](
             verifier=self.model.stack.pointer, eos=symbols.eos, banned_count=len(self._banned), banned=start(self._banned)
         )
         self.searches = Searches(self.call.search, constraints)
-        recipe = drafter.recipe()
+        recipe = self.drafter.recipe()
         model: Any = recipe and recipe.model
-        here = model is not None and model.runner is verifier.runner and model.engine is self.model.engine
+        here = model is not None and model.runner is self.verifier.runner and model.engine is self.model.engine
         self.native = drafting_by(recipe, self.call.draft, symbols) if recipe and here else None  # None: the drafter proposes
 
     def iterate(self, prefix: Prefix, plan: Plan, times: int, stats: DecodeStats) -> Record | None:
