@@ -123,7 +123,6 @@ def build(folder: Path) -> None:
     save_folder(packed(replace(pair, drafter=first), ("int8", "int4"), None, (None, None)), folder / "packed")
     save_drafter(first, plain, RECORD, folder / "alone")
     verifier = checkpoint.untrained() | checkpoint_of(plain)
-    verifier["model"] = tensors(verifier["model"])
     vars(verifier["args"]).update(source_lang="xa", target_lang="xb")
     checkpoint.save(verifier, parts / "verifier.pt")
     first = folder / "first"
