@@ -16,7 +16,7 @@ from specdec_plugins.model.spec import Attention, FeedForward, ModelSpec, Norm, 
 
 
 def checkpoint_of(model: Model) -> Checkpoint:
-    """The checkpoint of ``--arch transformer`` for ``model``. Raises ValueError for what fairseq's Transformer does not compute."""
+    """The checkpoint of ``--arch transformer`` for a model. Raises ValueError for what fairseq's Transformer does not compute."""
     spec, tensors = model.spec, arrays(model.tensors)
     first, prenorm = spec.encoder, {side: side.norms == "before" for side in (spec.encoder, spec.decoder)}
     if faults := fairseq_faults(spec):
