@@ -332,8 +332,8 @@ def ours(pair: "Pair", dtype: str, block: str, options: argparse.Namespace) -> D
 
 def weight_bytes(stack: "Stack") -> int:
     """The weights that a pass of one row reads, those of a screened output layer by half."""
-    assert stack.projection is not None, "a decoder"
-    projection = stack.projection.weight_bytes // (2 if stack.plane else 1)
+    assert stack.output.linear is not None, "a decoder"
+    projection = stack.output.linear.weight_bytes // (2 if stack.output.plane else 1)
     return sum(linear.weight_bytes for linear in stack.linears) + projection
 
 

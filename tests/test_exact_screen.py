@@ -16,7 +16,17 @@ from test_kernels import variant  # noqa: F401
 from test_native_loop import both, controllers, requests_of, roles_of
 
 from specdec_plugins.decoding import compiled
-from specdec_plugins.decoding.backends.cpu.binding import TILE, Engine, NativeLinear, Plane, Stack, address, integers, start
+from specdec_plugins.decoding.backends.cpu.binding import (
+    TILE,
+    Engine,
+    NativeLinear,
+    Plane,
+    Projection,
+    Stack,
+    address,
+    integers,
+    start,
+)
 from specdec_plugins.decoding.backends.cpu.runner import Batch
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.values import Draft
@@ -99,7 +109,7 @@ class Layer:
         self.threads, projection = threads, NativeLinear(weight, bias, "int8")
         side = side_of(layers=1, heads=2, width=WIDTH, inner_width=WIDTH, max_positions=1)
         places, tokens = np.zeros((1, WIDTH), np.float32), np.resize(states, (len(weight), WIDTH))
-        self.stack = Stack(Engine(threads), side, tokens, places, projection=projection, plane=Plane(projection))
+        self.stack = Stack(Engine(threads), side, tokens, places, output=Projection(projection, plane=Plane(projection, 1)))
         self.vocabulary, self.cache = len(weight), np.zeros(1, np.float32)
 
     def __call__(self, drafts, rules, banned, eos, repeats, screened, engine=None):
@@ -215,7 +225,7 @@ def test_where_most_panels_are_computed_passes_are_soon_not_screened():
 def screens(monkeypatch):
     """Verifiers that are screened or not, whatever it costs."""
     monkeypatch.setattr(Plane, "worth", staticmethod(lambda linear: ALL))
-    return lambda roles, screened: setattr(roles[1].model.stack.plane, "rows", ALL * screened)
+    return lambda roles, screened: setattr(roles[1].model.stack.output.plane, "rows", ALL * screened)
 
 
 @torch.inference_mode()
@@ -265,4 +275,4 @@ def test_a_pass_that_a_drafter_observes_has_all_logits(screens, monkeypatch, dra
 def test_only_verifiers_in_int8_have_a_plane(screens):
     for dtype, expected in (("float32", False), ("int8", True)):
         drafter, verifier = roles_of(True, dtype)
-        assert bool(verifier.model.stack.plane) == expected and drafter.model.stack.plane is None
+        assert bool(verifier.model.stack.output.plane) == expected and drafter.model.stack.output.plane is None

@@ -130,7 +130,7 @@ class Batch:
         call, state, model, prefix = self.call, self.state, self.runner.model, self.prefix
         batch, needed = len(self.alone), prefix.longest + self.longest + 1
         state.encode()
-        plane = model.stack.plane
+        plane = model.stack.output.plane
         call.screened = 0 if self.observed or plane is None else plane.rows
         call.batch, call.longest, call.steps = batch, self.longest, min(times, model.spec.decoder.max_positions)
         searching = self.runner.searches.begin(state, prefix, call.steps, self.draft)
