@@ -16,6 +16,7 @@ from test_kernels import variant  # noqa: F401
 from test_native_loop import both, controllers, requests_of, roles_of
 
 from specdec_plugins.decoding import compiled
+from specdec_plugins.decoding.backends.cpu import weights
 from specdec_plugins.decoding.backends.cpu.binding import (
     TILE,
     Engine,
@@ -28,8 +29,8 @@ from specdec_plugins.decoding.backends.cpu.binding import (
     start,
 )
 from specdec_plugins.decoding.backends.cpu.runner import Batch
-from specdec_plugins.decoding.roles import Drafter
-from specdec_plugins.decoding.values import Draft
+from specdec_plugins.decoding.roles import Drafter, Traits
+from specdec_plugins.decoding.values import Draft, Want
 
 pytestmark = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
 WIDTH, STATES, LONGEST, ALL = 64, 12, 4, 1 << 20  # ALL: more rows than any pass has
@@ -224,7 +225,7 @@ def test_where_most_panels_are_computed_passes_are_soon_not_screened():
 @pytest.fixture
 def screens(monkeypatch):
     """Verifiers that are screened or not, whatever it costs."""
-    monkeypatch.setattr(Plane, "worth", staticmethod(lambda linear: ALL))
+    monkeypatch.setattr(weights, "plane_rows", lambda linear: ALL)
     return lambda roles, screened: setattr(roles[1].model.stack.output.plane, "rows", ALL * screened)
 
 
@@ -257,9 +258,18 @@ class Watching(Guessing):
         assert scores.logits().shape[:2] == (len(draft.tokens), max(map(len, draft.tokens)) + 1)
 
 
+class Glancing(Guessing):
+    traits = Traits(wants=Want(features=True, logits=False))
+
+    def observe(self, state, scores, draft, verdict):
+        assert scores.features().shape[:2] == (len(draft.tokens), max(map(len, draft.tokens)) + 1)
+        with pytest.raises(RuntimeError, match=r"or `Traits\.wants`"):
+            scores.logits()
+
+
 @torch.inference_mode()
-@pytest.mark.parametrize("drafter", [Guessing, Watching])
-def test_a_pass_that_a_drafter_observes_has_all_logits(screens, monkeypatch, drafter):
+@pytest.mark.parametrize("drafter", [Guessing, Watching, Glancing])
+def test_a_pass_of_which_a_drafter_observes_logits_has_them_all(screens, monkeypatch, drafter):
     screened, run = [], Batch.run
     monkeypatch.setattr(
         Batch,
@@ -269,7 +279,7 @@ def test_a_pass_that_a_drafter_observes_has_all_logits(screens, monkeypatch, dra
     roles = drafter(), roles_of(True, "int8")[1]
     screens(roles, True)
     both(roles, [replace(each, scores=False) for each in requests_of(5, seed=1)], controllers(4, 1), 1)
-    assert len(screened) > 5 and any(screened) == (drafter is Guessing)
+    assert len(screened) > 5 and any(screened) == (drafter is not Watching)
 
 
 def test_only_verifiers_in_int8_have_a_plane(screens):

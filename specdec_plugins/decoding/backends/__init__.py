@@ -19,7 +19,7 @@ from specdec_plugins.decoding.search.beam import Ranked
 from specdec_plugins.decoding.values import LOGITS, Array, Draft, Draws, Plan, Verdict, Want
 from specdec_plugins.model.spec import ModelSpec
 
-NOT_WANTED = "this pass was not asked for that: name it in `Reading.want`"
+NOT_WANTED = "this pass was not asked for that: name it in `Reading.want` or `Traits.wants`"
 
 
 class Visible(NamedTuple):

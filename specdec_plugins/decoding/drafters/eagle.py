@@ -46,7 +46,7 @@ class EagleRow:
 
 
 class EagleDrafter(CachedDrafter[EagleRow]):
-    traits = Traits(needs_verifier=True, wants=FEATURES)
+    traits = Traits(needs_verifier=True, wants=replace(FEATURES, logits=False))
 
     def __init__(self, model: LoadedModel, verifier: LoadedModel, join: Callable[[Array], Array], unknown: Array):
         super().__init__(model)

@@ -64,7 +64,7 @@ class HeadsState:
 class HeadsDrafter(Drafter):
     """Decoding with heads of any kind."""
 
-    traits = Traits(needs_verifier=True, follows=True, trees=True, wants=Want(features=True))
+    traits = Traits(needs_verifier=True, follows=True, trees=True, wants=Want(features=True, logits=False))
 
     def __init__(
         self,

@@ -196,9 +196,15 @@ def plane_of(projection: NativeLinear | None, spec: ModelSpec, kind: str) -> Pla
     """Of a verifier's int8 output layer, where it saves time. A cap is not monotone to the last bit."""
     if projection is None or kind != "int8" or spec.output.cap or projection.inputs > Plane.MOST_INPUTS:
         return None
+    rows = plane_rows(projection)
+    return Plane(projection, rows) if rows else None
+
+
+def plane_rows(linear: NativeLinear) -> int:
+    """Rows of a pass up to which a plane saves time; 0: never."""
     rows = integers([0])
-    projection.library.specdec_plane_rows(projection.pointer, start(rows))
-    return Plane(projection, *rows) if rows[0] else None
+    linear.library.specdec_plane_rows(linear.pointer, start(rows))
+    return rows[0]
 
 
 class Embeddings:
