@@ -147,7 +147,7 @@ class Batch:
                 began = time.perf_counter()
                 drafter_state = self.drafting.prepare(self.runner.drafting, batch, self.longest, needed)
                 encoding = time.perf_counter() - began
-        want = replace(self.drafting.wants if self.drafting else self.observed, logits=True)
+        want = self.drafting.wants if self.drafting else replace(self.observed, logits=True)
         self.results, fields = results_of(model, state, want, batch + searching, self.longest + 1)
         for name, value in fields.items():
             setattr(call, name, value)

@@ -12,66 +12,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "pass.h"
 #include "select.h"
-#include "stack.h"
 #include "team.h"
 
 namespace {
-
-// Keys and values by layer, slot and position: 2 G K numbers each. Strides count numbers.
-struct Entries {
-    float* data;
-    int64_t layer, slot;
-};
-
-// Attention to the source.
-struct Masses {
-    float* data = nullptr;  // (results, size), summed over heads; NULL if not wanted
-    int64_t size = 0;       // positions, in whole blocks of attention
-    int64_t layer = -1;     // -1: summed over all layers
-    uint64_t heads = ~0ull;  // see `Query`
-
-    float* of(int64_t target, int index) const { return data && (layer < 0 || layer == index) ? data + target * size : nullptr; }
-};
-
-// A pass's inputs and outputs besides its rows.
-struct Pass {
-    Entries cache;
-    Entries memory;       // source side; no data for an encoder
-    const float* copied;  // entries of the source copy, by source slot as in `memory`; NULL if the drafter has none
-    bool block;           // position embeddings are added before every layer
-    bool narrowed;        // some rows have no result: the last layer drops them after computing their keys and values
-    float* output;        // (results, V) logits, or (results, D) of a stack without projection; at each row's `target`. NULL: the
-                          // pass ends after the layer of `masses`
-    float* gates;         // (results, R); used if the stack has a gate
-    float* features;      // (results, D), the input of the output layer; NULL if not wanted
-    float* bounds = nullptr;  // (results, panels of the projection) upper bounds of logits in place of these; NULL: not wanted
-    const float* embeddings = nullptr;  // (.., D), indexed by the tokens in place of the token embeddings
-    Masses masses{};
-};
-
-struct Row {
-    int64_t token, slot, position;
-    Seen visible;  // to its self-attention
-    int64_t entry;  // index of its keys and values in the slot: its position, except for nodes of a drafted tree
-    int64_t source_slot;
-    Seen source;     // visible to its cross-attention
-    int64_t target;  // index of its result
-    bool mask;       // a mask of the block drafter; embeds the source copy, if any
-    bool wanted;     // has a result
-};
-
-// Memory that passes reuse.
-struct Scratch {
-    std::vector<Row> rows;
-    std::vector<int64_t> paths;  // of the nodes of drafted trees, concatenated
-    std::vector<float> x, queries, entries, results;
-    Input input, mixed, hidden, reduced;
-    std::vector<float> promise;                 // (N, panels of the projection) their largest approximate logits
-    std::vector<float> norms;                   // (N) lengths of the projection's inputs, of a pass for bounds
-    std::vector<int> bounds;                    // the first row of each member's part
-    std::vector<std::vector<float>> attention;  // of each member
-};
 
 // One pass over scratch.rows. Each member of the team calls `run` with its number. Only the constructor allocates.
 class Forward {
@@ -332,7 +277,7 @@ class Forward {
         prepare(*layer.fc1, before(layer.final), part);
         const int inner = layer.fc1->outputs;
         const auto inside = [&](int row, int column) { return &hidden.values[size_t(row) * inner] + column; };
-        product(*layer.fc1, input, part, inside, [&](float* to, Floats value) { store(to, activate(value)); });
+        product(*layer.fc1, input, part, inside, [&](float* to, Floats value) { store(to, stack.activate(value)); });
         if (layer.gate)  // each member multiplies what it has written itself
             product(*layer.gate, input, part, inside, [](float* to, Floats value) { store(to, load(to) * value); });
         sync();
@@ -341,13 +286,6 @@ class Forward {
             sync();
         }
         residual(*layer.fc2, hidden, layer.final, part);
-    }
-
-    Floats activate(Floats value) const {
-        return stack.activation == RELU        ? maximum(value, 0.0f)
-               : stack.activation == GELU      ? gelu(value)
-               : stack.activation == GELU_TANH ? gelu_tanh(value)
-                                               : swish(value);
     }
 
     void drop_unwanted(Part& part) {
@@ -402,17 +340,10 @@ class Forward {
                 float* logits = pass.output + rows[row].target * count;
                 for (int i = 0; stack.logits_cap && i < whole; i += W) store(logits + i, capped(load(logits + i), stack.logits_cap));
                 for (int i = whole; stack.logits_cap && i < count; ++i) logits[i] = first(capped(logits[i], stack.logits_cap));
-                order_ends(logits);
+                stack.order_ends(logits);
             });
         }
         if (stack.gate) project(*stack.gate, input, pass.gates, part);
-    }
-
-    // Tokens that end an output exchange their logits, so that eos, the first, has the largest and stands for all of them.
-    void order_ends(float* logits) const {
-        for (size_t sorted = 0; sorted < stack.ends.size(); ++sorted)
-            for (size_t at = sorted; at && logits[stack.ends[at - 1]] < logits[stack.ends[at]]; --at)
-                std::swap(logits[stack.ends[at - 1]], logits[stack.ends[at]]);
     }
 
     // Logits of a large output layer for less than its weights cost: approximate ones, of the hidden state in a basis (R, D) and

@@ -128,6 +128,18 @@ struct Stack {
           ends(call.ends, call.ends + call.ends_count) {}
     int queries() const { return heads * size; }            // numbers of a query
     int entry() const { return 2 * key_heads * size; }      // and of an entry
+    Floats activate(Floats value) const {
+        return activation == RELU        ? maximum(value, 0.0f)
+               : activation == GELU      ? gelu(value)
+               : activation == GELU_TANH ? gelu_tanh(value)
+                                         : swish(value);
+    }
+    // Tokens that end an output exchange their logits, so that eos, the first, has the largest and stands for all of them.
+    void order_ends(float* logits) const {
+        for (size_t sorted = 0; sorted < ends.size(); ++sorted)
+            for (size_t at = sorted; at && logits[ends[at - 1]] < logits[ends[at]]; --at)
+                std::swap(logits[ends[at - 1]], logits[ends[at]]);
+    }
     HeadShape shape(const Layer* layer) const {  // of self-attention in a layer; NULL: of cross-attention
         HeadShape found{heads, size, heads / key_heads, scale, cap};
         if (layer && !layer->relative.empty()) found.relative = layer->relative.data(), found.reach = layer->reach;
