@@ -22,7 +22,7 @@ from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.assembly import assemble
 from specdec_plugins.decoding.backends.cpu import drafts
 from specdec_plugins.decoding.backends.cpu import model as cpu
-from specdec_plugins.decoding.backends.cpu.binding import TILE, Engine, NativeLinear, Screen, Stack
+from specdec_plugins.decoding.backends.cpu.binding import TILE, Engine, NativeLinear, Projection, Screen, Stack
 from specdec_plugins.decoding.options import Sampling
 
 pytestmark = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
@@ -50,8 +50,7 @@ class Layer:
             side_of(layers=1, heads=2, width=WIDTH, inner_width=WIDTH, max_positions=1),
             states,
             torch.zeros(1, WIDTH),
-            projection=self.projection,
-            screen=self.screen,
+            output=Projection(self.projection, screen=self.screen),
         )
 
     def __call__(self, rows):
