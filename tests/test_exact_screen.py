@@ -259,11 +259,12 @@ class Watching(Guessing):
 
 
 class Glancing(Guessing):
-    traits = Traits(wants=Want(features=True, logits=False))
+    traits, blind = Traits(wants=Want(features=True, logits=False)), 0
 
     def observe(self, state, scores, draft, verdict):
         assert scores.features().shape[:2] == (len(draft.tokens), max(map(len, draft.tokens)) + 1)
         if "logits" not in scores.results:  # of a call that may have screened them
+            Glancing.blind += 1
             with pytest.raises(RuntimeError, match=r"or `Traits\.wants`"):
                 scores.logits()
 
@@ -271,7 +272,7 @@ class Glancing(Guessing):
 @torch.inference_mode()
 @pytest.mark.parametrize("drafter", [Guessing, Watching, Glancing])
 def test_a_pass_of_which_a_drafter_observes_logits_has_them_all(screens, monkeypatch, drafter):
-    screened, run = [], Batch.run
+    screened, run, Glancing.blind = [], Batch.run, 0
     monkeypatch.setattr(
         Batch,
         "run",
@@ -280,7 +281,7 @@ def test_a_pass_of_which_a_drafter_observes_logits_has_them_all(screens, monkeyp
     roles = drafter(), roles_of(True, "int8")[1]
     screens(roles, True)
     both(roles, [replace(each, scores=False) for each in requests_of(5, seed=1)], controllers(4, 1), 1)
-    assert len(screened) > 5 and any(screened) == (drafter is not Watching)
+    assert len(screened) > 5 and any(screened) == (drafter is not Watching) and (drafter is Glancing) == (Glancing.blind > 5)
 
 
 def test_only_verifiers_in_int8_have_a_plane(screens):
