@@ -24,11 +24,10 @@ import torch  # noqa: E402
 from tabulate import tabulate  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from specdec_plugins.decoding.backends.cpu.cache import KVCache as CpuCache  # noqa: E402
+from specdec_plugins.decoding.backends.cpu.state import KVCache as CpuCache  # noqa: E402
 from specdec_plugins.decoding.backends.cpu.state import SlottedState  # noqa: E402
-from specdec_plugins.decoding.backends.sources import Sources  # noqa: E402
-from specdec_plugins.decoding.backends.torch.cache import KVCache  # noqa: E402
-from specdec_plugins.decoding.backends.torch.state import DenseState  # noqa: E402
+from specdec_plugins.decoding.backends.state import Sources  # noqa: E402
+from specdec_plugins.decoding.backends.torch.state import DenseState, KVCache  # noqa: E402
 from specdec_plugins.decoding.requests import Source  # noqa: E402
 from specdec_plugins.model.spec import Symbols  # noqa: E402
 

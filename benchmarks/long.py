@@ -51,6 +51,7 @@ from specdec_plugins.decoding.roles import (  # noqa: E402
     Controller,
     Drafter,
     NoDrafter,
+    Roles,
 )
 from specdec_plugins.decoding.stats import DecodeStats  # noqa: E402
 from specdec_plugins.decoding.values import Draft, Verdict  # noqa: E402
@@ -133,7 +134,12 @@ class Cell:
         controller: Controller = Throughput(USUAL_BLOCK_SIZE) if system.gamma == "auto" else FixedLength(int(system.gamma))
         rule = Replayed(TopBetaTau(), options.acceptance) if options.acceptance is not None and system.gamma else TopBetaTau()
         session = Session(
-            drafter, self.verifier, rule, controller, BoundedAdmission(1), 1, Constraints.of(self.spec), stats, options.device
+            Roles(drafter, self.verifier, rule, controller),
+            BoundedAdmission(1),
+            1,
+            Constraints.of(self.spec),
+            stats,
+            options.device,
         )
         runner = session.runner
         runner.verifying, runner.drafting = self.state, drafter.start(len(self.documents), self.state)

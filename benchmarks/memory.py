@@ -38,7 +38,7 @@ engine = Engine(load_folder(sys.argv[1]), Settings(strategy="ar", dtype=sys.argv
 loaded, seconds = peak(), time.perf_counter() - began
 engine.generate([[*range(4, 28), 2]], 1)
 model = engine.roles.verifier.model
-linears = [*model.encoder.stack.linears, *model.stack.linears, model.stack.projection, model.memory]
+linears = [*model.encoder.stack.linears, *model.stack.linears, model.stack.output.linear, model.memory]
 packed = sum(linear.weight_bytes for linear in linears) / 2**20
 print(json.dumps({"packed": packed, "bare": bare, "loaded": loaded, "decoded": peak(), "seconds": seconds}))
 """

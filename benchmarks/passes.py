@@ -24,8 +24,8 @@ sys.path.insert(0, str(ROOT))
 
 from specdec_plugins.decoding import compiled  # noqa: E402
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau  # noqa: E402
+from specdec_plugins.decoding.backends import Reading  # noqa: E402
 from specdec_plugins.decoding.backends.cpu.binding import DTYPES, Stack  # noqa: E402
-from specdec_plugins.decoding.backends.reading import Reading  # noqa: E402
 from specdec_plugins.decoding.compiled import library  # noqa: E402
 from specdec_plugins.decoding.drafters import CachedRows  # noqa: E402
 from specdec_plugins.decoding.drafters.block import BlockDrafter  # noqa: E402
@@ -181,8 +181,9 @@ def encoding(model: Any, source: Source) -> Call:
 
 def work(stack: Stack, rows: int) -> tuple[int, int]:
     """Products of so many rows with a stack's weights, and the weights' bytes. A screened output layer counts as its screen."""
-    last = [stack.screen.basis, stack.screen.weights] if stack.screen else [stack.projection]
-    linears = [linear for linear in (*stack.linears, *last, stack.gate) if linear is not None]
+    output = stack.output
+    last = [output.screen.basis, output.screen.weights] if output.screen else [output.linear]
+    linears = [linear for linear in (*stack.linears, *last, output.gate) if linear is not None]
     return rows * sum(linear.outputs * linear.inputs for linear in linears), sum(linear.weight_bytes for linear in linears)
 
 

@@ -33,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 from specdec_plugins.cpus import usable_cpus  # noqa: E402
 from specdec_plugins.decoding.options import KERNELS  # noqa: E402
+from specdec_plugins.decoding.roles import Roles  # noqa: E402
 from specdec_plugins.measure.machine import machine  # noqa: E402
 from specdec_plugins.measure.systems import DTYPES, GPU_DTYPES, ctranslate2_of, limit_peers  # noqa: E402
 
@@ -323,7 +324,7 @@ def ours(pair: "Pair", dtype: str, block: str, options: argparse.Namespace) -> D
         requests = [Request(n, source, OUTPUT - 1, shortest, begin[n], beam=beam) for n, source in enumerate(sources)]
         began = time.perf_counter()
         rows = batch_size * options.beam
-        list(speculative_decode(drafter, verifier, rule, controller, requests, rows, stats, constraints, device))
+        list(speculative_decode(Roles(drafter, verifier, rule, controller), requests, rows, stats, constraints, device))
         return time.perf_counter() - began, stats.committed, stats.mean_accepted_length
 
     return decode
@@ -331,8 +332,8 @@ def ours(pair: "Pair", dtype: str, block: str, options: argparse.Namespace) -> D
 
 def weight_bytes(stack: "Stack") -> int:
     """The weights that a pass of one row reads, those of a screened output layer by half."""
-    assert stack.projection is not None, "a decoder"
-    projection = stack.projection.weight_bytes // (2 if stack.plane else 1)
+    assert stack.output.linear is not None, "a decoder"
+    projection = stack.output.linear.weight_bytes // (2 if stack.output.plane else 1)
     return sum(linear.weight_bytes for linear in stack.linears) + projection
 
 

@@ -24,7 +24,6 @@ import corpora
 
 from specdec_plugins.commands.preparation import steps
 from specdec_plugins.commands.preparation.pairs import find_text, progress, write_pairs
-from specdec_plugins.decoding.backends.torch.arrays import tensors
 from specdec_plugins.formats import checkpoint
 from specdec_plugins.formats.folder import Pair, load_folder
 from specdec_plugins.formats.spec import fingerprint
@@ -148,8 +147,7 @@ def main(argv: list[str] | None = None) -> int:
         texts["train"] = sound(texts["train"])
         arguments = write_corpus(texts, min(count, len(texts["train"])), pairs, options.seed)
         verifier = checkpoint_of(pair.verifier)
-        weights = tensors(verifier["model"])
-        checkpoint.save({**checkpoint.untrained(), **verifier, "model": weights}, options.output / "start.pt")
+        checkpoint.save({**checkpoint.untrained(), **verifier}, options.output / "start.pt")
         return [*OPTIONS, *arguments, *more]
 
     return corpora.prepare_made(parser.prog, LANGS, options.output, make)

@@ -97,6 +97,6 @@ def usable_device(name: str) -> str:
     """The device. Raises ValueError if it is not available, ImportError if only PyTorch could use it."""
     if name != "cpu":
         with needed("torch", f"device {name}"):
-            from specdec_plugins.decoding.backends.torch.loaded import check
+            from specdec_plugins.decoding.backends.torch.placement import check
         check(name)
     return name

@@ -223,7 +223,7 @@ class Engine:
         admission = BoundedAdmission(usual_rows or rows, max_tokens, max_bytes, bytes_for)
         constraints = Constraints.of(self.pair.verifier.spec)
         stats = self.stats if stats is None else stats
-        return Session(*roles, admission, rows, constraints, stats, self.settings.device, self.limits)
+        return Session(roles, admission, rows, constraints, stats, self.settings.device, self.limits)
 
     def borrowed(self, rows: int, max_tokens: int | None) -> AbstractContextManager[Requests]:
         """A session of the host's: the last one if its parameters match, else a new one."""

@@ -11,7 +11,6 @@ from torch import Tensor
 from specdec_plugins.assignment import usable_device
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.assembly import THREADS
-from specdec_plugins.decoding.backends.torch.arrays import tensors
 from specdec_plugins.decoding.backends.torch.tensors import send, source_tokens
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.loop import Session
@@ -80,7 +79,7 @@ class FairseqGenerator:
             target = self.dictionaries[1] = source
         task = SimpleNamespace(source_dictionary=source, target_dictionary=target)
         self.model = ARCH_MODEL_REGISTRY[args.arch].build_model(args, task)
-        self.model.load_state_dict(tensors(checkpoint["model"]), strict=True)
+        self.model.load_state_dict(checkpoint["model"], strict=True)
         self.model.make_generation_fast_()
         self.model.to(device=device, dtype=dtype).eval()
         self.device, self.forced = device, model.spec.forced

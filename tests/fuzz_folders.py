@@ -125,7 +125,6 @@ def build(folder: Path) -> None:
     save_folder(pair_of_panels, folder / "rounded", only="int4")
     save_drafter(first, plain, RECORD, folder / "alone")
     verifier = checkpoint.untrained() | checkpoint_of(plain)
-    verifier["model"] = tensors(verifier["model"])
     vars(verifier["args"]).update(source_lang="xa", target_lang="xb")
     checkpoint.save(verifier, parts / "verifier.pt")
     first = folder / "first"

@@ -21,7 +21,7 @@ from specdec_plugins.decoding.networks.drafter_code import Loss
 from specdec_plugins.decoding.options import Tree
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Request, Source
-from specdec_plugins.decoding.roles import Drafter
+from specdec_plugins.decoding.roles import Drafter, Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.trees import depths, within_rows
 from specdec_plugins.decoding.values import Draft, Iterations, Plan, uniform
@@ -282,8 +282,8 @@ def run(verifier, drafter, requests, lengths, rows, ragged=False, acceptance=Non
     """Hypotheses in the order of requests and outputs, and statistics that pass a check; ``lengths`` are taken in turn."""
     lengths, most = [lengths] if isinstance(lengths, int) else lengths, max(1000, 20 * len(requests))
     stats, controller = DecodeStats(), Lengths(lengths, ragged, most, tree)
-    roles = drafter, verifier, acceptance or TopBetaTau(), controller
-    found = speculative_decode(*roles, requests, rows, stats, device=device)
+    roles = Roles(drafter, verifier, acceptance or TopBetaTau(), controller)
+    found = speculative_decode(roles, requests, rows, stats, device=device)
     hypotheses = sorted(found, key=lambda each: (each.index, each.output))
     assert [each.index for each in hypotheses] == sorted(each.index for each in requests for _ in each.seeds)
     (check or check_balance)(stats, hypotheses)

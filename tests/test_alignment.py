@@ -16,7 +16,7 @@ from test_window import backends
 from specdec_plugins import Translator
 from specdec_plugins.commands import translate
 from specdec_plugins.decoding.alignment import Aligner
-from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends import Reading
 from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.values import Want

@@ -18,8 +18,8 @@ from test_session import KERNELS
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
+from specdec_plugins.decoding.backends import Reading
 from specdec_plugins.decoding.backends.cpu.passes import CpuPass
-from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.passes import TorchPass
@@ -27,7 +27,7 @@ from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.options import Beam, Sampling
 from specdec_plugins.decoding.requests import Request, Source
-from specdec_plugins.decoding.roles import NoDrafter
+from specdec_plugins.decoding.roles import NoDrafter, Roles
 from specdec_plugins.decoding.search.beam import Search
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Draft
@@ -150,8 +150,8 @@ class Planned(Lengths):
 
 
 def session_of(verifier, rows, drafter=None, lengths=(0,), constraints=None):
-    roles = drafter or NoDrafter(), verifier, TopBetaTau(), Planned(list(lengths), ragged=True), BoundedAdmission(rows)
-    return Session(*roles, rows, constraints, stats=DecodeStats())
+    roles = Roles(drafter or NoDrafter(), verifier, TopBetaTau(), Planned(list(lengths), ragged=True))
+    return Session(roles, BoundedAdmission(rows), rows, constraints, stats=DecodeStats())
 
 
 def outputs_by(hypotheses):
@@ -303,7 +303,7 @@ def test_impossible_searches_are_refused(world):
     ]:
         with pytest.raises(ValueError, match=message):
             session.submit(Request(0, [5, EOS], 9, **wrong))
-    session = Session(NoDrafter(), Unverified(), accept_all, Lengths([0]), BoundedAdmission(4), 4)
+    session = Session(Roles(NoDrafter(), Unverified(), accept_all, Lengths([0])), BoundedAdmission(4), 4)
     with pytest.raises(ValueError, match="needs a verifier"):
         session.submit(Request(0, [5, EOS], 9, beam=Beam(2)))
 

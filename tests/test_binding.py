@@ -22,9 +22,8 @@ from test_kernels import DTYPES, rounded, variant  # noqa: F401
 
 from specdec_plugins.commands import translate
 from specdec_plugins.decoding import compiled
-from specdec_plugins.decoding.backends.cpu import binding
-from specdec_plugins.decoding.backends.cpu.binding import Engine, NativeLinear, Stack, integers, start
-from specdec_plugins.decoding.backends.torch.weights import Norm
+from specdec_plugins.decoding.backends.cpu import binding, passes
+from specdec_plugins.decoding.backends.cpu.binding import Engine, NativeLinear, Norm, Projection, Stack, integers, start
 
 pytestmark = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
 WIDTH, INNER, HEADS, VOCABULARY, LAYERS, GATE = 64, 96, 4, 45, 2, 32  # 45: the last panel of the projection is not full
@@ -40,13 +39,17 @@ ACTIVATIONS = {
 
 
 def test_a_buffer_remembers_some_shapes_and_no_more():
-    buffer = binding.Buffer()
+    buffer = passes.Buffer()
     buffer.view(3, 5)
-    for width in range(1, 3 * binding.VIEWS):
+    for width in range(1, 3 * passes.VIEWS):
         assert buffer.view(1, 1 + width % 15, 1, width)[0].shape == (1, 1 + width % 15, 1, width)
-        assert len(buffer.views) <= binding.VIEWS
+        assert len(buffer.views) <= passes.VIEWS
     again, where = buffer.view(3, 5)
     assert again.shape == (3, 5) and binding.address(again) == where == binding.address(buffer.memory)
+
+
+def norm_of(weight, bias):
+    return Norm(weight.numpy(), bias.numpy(), rms=False, eps=1e-5)
 
 
 class Decoder:
@@ -107,7 +110,7 @@ class Decoder:
             embedding_scale=scale,
             position_offset=offset,
         )
-        norms = [Norm(*each) if each else None for each in self.norms]
+        norms = [norm_of(*each) if each else None for each in self.norms]
         self.stack = Stack(
             self.engine,
             side,
@@ -116,12 +119,11 @@ class Decoder:
             zero_start=zero_start,
             embedding_norm=norms[0],
             last_norm=norms[1],
-            projection=held[0],
-            gate=held[1],
+            output=Projection(held[0], gate=held[1]),
         )
         for number, (linears, norms) in enumerate(self.layers):
             packed = dict(zip(LINEARS, (NativeLinear(*each, dtype) for each in linears)))
-            self.stack.add_layer(packed, dict(zip(NORMS, (Norm(*each) for each in norms))), None, number)
+            self.stack.add_layer(packed, dict(zip(NORMS, (norm_of(*each) for each in norms))), None, number)
         self.cache = torch.full((LAYERS, SLOTS, ROOM, 2 * WIDTH), math.nan)
         self.entries = torch.full((LAYERS, SLOTS, ROOM, 2 * WIDTH), math.nan)
 
@@ -260,7 +262,7 @@ def test_activations_at_the_extremes(name, variant):  # noqa: F811
     stack = Stack(engine, side, torch.zeros(3, 32), torch.zeros(4, 32))
     weights = {"qkv": (torch.zeros(96, 32), None), "out": (none, None), "fc1": (none, x), "fc2": (unit, None)}
     linears = {part: NativeLinear(*each, "float32") for part, each in weights.items()}
-    plain = Norm(torch.ones(32), torch.zeros(32))
+    plain = norm_of(torch.ones(32), torch.zeros(32))
     stack.add_layer(linears, {"norm": plain, "final_norm": plain}, None, 0)
     lengths, tokens, output = integers([1]), integers([2]), torch.empty(1, 1, 32)
     stack.library.specdec_encode(engine.pointer, stack.pointer, 1, 1, start(lengths), start(tokens), output.data_ptr())

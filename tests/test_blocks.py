@@ -23,6 +23,7 @@ from specdec_plugins.decoding.loading import checked
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.options import Beam, Tree
 from specdec_plugins.decoding.requests import Request
+from specdec_plugins.decoding.roles import Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.formats.folder import Pair, load_folder, save_folder
 from specdec_plugins.formats.positions import buckets
@@ -145,7 +146,9 @@ def outputs_of(pair, dtype, length, requests, drafter=None, tree=None):
     threads = 1 if dtype == "float64" else 2
     own, verifier = assemble(pair[0], pair[1] if drafter is None and length else None, dtype=dtype, threads=threads)
     constraints, stats = Constraints.of(pair[0].spec), DecodeStats()
-    made = speculative_decode(drafter or own, verifier, TopBetaTau(), FixedLength(length, tree), requests, 8, stats, constraints)
+    made = speculative_decode(
+        Roles(drafter or own, verifier, TopBetaTau(), FixedLength(length, tree)), requests, 8, stats, constraints
+    )
     found = sorted(made, key=lambda each: (each.index, each.output))
     return [(each.tokens, each.token_scores) for each in found], stats
 

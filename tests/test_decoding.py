@@ -32,7 +32,7 @@ from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.prefix import Prefix, compacted
 from specdec_plugins.decoding.requests import Request
-from specdec_plugins.decoding.roles import NoDrafter
+from specdec_plugins.decoding.roles import NoDrafter, Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import DeviceDraft, Draft, Iterations
 from specdec_plugins.decoding.verifier import Unverified, accept_all
@@ -106,7 +106,7 @@ def test_adaptive_lengths_leave_the_verifiers_output(arch):
     for rows in (1, 4):
         requests = [Request(index, tokens, limit) for index, (tokens, limit) in enumerate(zip(sources, limits))]
         stats, controller = DecodeStats(), Throughput(4)
-        outputs = speculative_decode(drafter, verifier, TopBetaTau(), controller, requests, rows, stats)
+        outputs = speculative_decode(Roles(drafter, verifier, TopBetaTau(), controller), requests, rows, stats)
         found = sorted(outputs, key=lambda each: each.index)
         assert [hypothesis.tokens for hypothesis in found] == expected
         check_balance(stats, found)
@@ -277,7 +277,7 @@ def test_outputs_come_as_they_finish():
     requests = [Request(index, source, limit) for index, (source, limit) in enumerate(zip(sentences(5, 1), (30, 2, 9, 4, 5)))]
     verifier = tilted_verifier(model, make_tilt(0, -20.0))
     stats = DecodeStats()
-    found = speculative_decode(NoDrafter(), verifier, TopBetaTau(), FixedLength(0), requests, 5, stats)
+    found = speculative_decode(Roles(NoDrafter(), verifier, TopBetaTau(), FixedLength(0)), requests, 5, stats)
     order = [(hypothesis.index, stats.passes) for hypothesis in found]
     assert order == [(1, 3), (3, 5), (4, 6), (2, 10), (0, 31)]
 

@@ -27,7 +27,7 @@ from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.loop import Session, speculative_decode
 from specdec_plugins.decoding.noise import mixed
 from specdec_plugins.decoding.requests import Request
-from specdec_plugins.decoding.roles import NoDrafter
+from specdec_plugins.decoding.roles import NoDrafter, Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.documents import Documents, windows, windows_of
 from specdec_plugins.fields import OptionError
@@ -307,7 +307,9 @@ def test_sinusoidal_positions_go_on():
         assert np.array_equal(extended(further, 50).tensors[name], after)  # never fewer
     tilt, source = make_tilt(1, -9.0, 90), [*range(4, 24)] * 3 + [2]
     verifier = tilted_verifier(TorchModel(load_pair(further, None, dtype=torch.float64)[0]), tilt)
-    (found,) = speculative_decode(NoDrafter(), verifier, TopBetaTau(), Lengths([0]), [Request(0, source, 80)], 1, DecodeStats())
+    (found,) = speculative_decode(
+        Roles(NoDrafter(), verifier, TopBetaTau(), Lengths([0])), [Request(0, source, 80)], 1, DecodeStats()
+    )
     assert found.tokens == greedy(long.double(), source, 80, tilt) and len(found.tokens) == 80
 
 

@@ -24,7 +24,7 @@ from specdec_plugins.decoding.loop import Session, speculative_decode
 from specdec_plugins.decoding.options import Sampling, Tree
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Request, Source
-from specdec_plugins.decoding.roles import NoDrafter
+from specdec_plugins.decoding.roles import NoDrafter, Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.trees import path_to
 from specdec_plugins.decoding.values import Draft, Plan, Verdict, uniform
@@ -244,8 +244,8 @@ def test_a_hint_that_is_the_output_takes_a_pass_for_each_block():
     for hint in (expected, [*expected[:3], *expected[4:]], [*expected[:3], 5, *expected[3:]]):
         stats = DecodeStats()
         request = Request(0, source, 30, hint=hint)
-        roles = previous.Previous(), tilted_verifier(loaded, tilt), TopBetaTau(), FixedLength(30)
-        assert [each.tokens for each in speculative_decode(*roles, [request], 1, stats)] == [expected]
+        roles = Roles(previous.Previous(), tilted_verifier(loaded, tilt), TopBetaTau(), FixedLength(30))
+        assert [each.tokens for each in speculative_decode(roles, [request], 1, stats)] == [expected]
         assert stats.passes <= (1 if hint is expected else 3)
 
 
@@ -547,7 +547,9 @@ def test_learning_asks_for_nothing_in_plain_steps():
             super().observe(state, scores, draft, verdict)
 
     controller = Lengths([0, 3, 0])
-    session = Session(Asked(), tilted_verifier(loaded, make_tilt(3, -9.0)), TopBetaTau(), controller, BoundedAdmission(2), 2)
+    session = Session(
+        Roles(Asked(), tilted_verifier(loaded, make_tilt(3, -9.0)), TopBetaTau(), controller), BoundedAdmission(2), 2
+    )
     for index in range(2):
         session.submit(Request(index, [5, EOS], 60))
     for _ in range(6):

@@ -16,10 +16,21 @@ from test_kernels import variant  # noqa: F401
 from test_native_loop import both, controllers, requests_of, roles_of
 
 from specdec_plugins.decoding import compiled
-from specdec_plugins.decoding.backends.cpu.binding import TILE, Engine, NativeLinear, Plane, Stack, address, integers, start
+from specdec_plugins.decoding.backends.cpu import weights
+from specdec_plugins.decoding.backends.cpu.binding import (
+    TILE,
+    Engine,
+    NativeLinear,
+    Plane,
+    Projection,
+    Stack,
+    address,
+    integers,
+    start,
+)
 from specdec_plugins.decoding.backends.cpu.runner import Batch
-from specdec_plugins.decoding.roles import Drafter
-from specdec_plugins.decoding.values import Draft
+from specdec_plugins.decoding.roles import Drafter, Traits
+from specdec_plugins.decoding.values import Draft, Want
 
 pytestmark = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
 WIDTH, STATES, LONGEST, ALL = 64, 12, 4, 1 << 20  # ALL: more rows than any pass has
@@ -99,7 +110,7 @@ class Layer:
         self.threads, projection = threads, NativeLinear(weight, bias, "int8")
         side = side_of(layers=1, heads=2, width=WIDTH, inner_width=WIDTH, max_positions=1)
         places, tokens = np.zeros((1, WIDTH), np.float32), np.resize(states, (len(weight), WIDTH))
-        self.stack = Stack(Engine(threads), side, tokens, places, projection=projection, plane=Plane(projection))
+        self.stack = Stack(Engine(threads), side, tokens, places, output=Projection(projection, plane=Plane(projection, 1)))
         self.vocabulary, self.cache = len(weight), np.zeros(1, np.float32)
 
     def __call__(self, drafts, rules, banned, eos, repeats, screened, engine=None):
@@ -214,8 +225,8 @@ def test_where_most_panels_are_computed_passes_are_soon_not_screened():
 @pytest.fixture
 def screens(monkeypatch):
     """Verifiers that are screened or not, whatever it costs."""
-    monkeypatch.setattr(Plane, "worth", staticmethod(lambda linear: ALL))
-    return lambda roles, screened: setattr(roles[1].model.stack.plane, "rows", ALL * screened)
+    monkeypatch.setattr(weights, "plane_rows", lambda linear: ALL)
+    return lambda roles, screened: setattr(roles[1].model.stack.output.plane, "rows", ALL * screened)
 
 
 @torch.inference_mode()
@@ -247,10 +258,21 @@ class Watching(Guessing):
         assert scores.logits().shape[:2] == (len(draft.tokens), max(map(len, draft.tokens)) + 1)
 
 
+class Glancing(Guessing):
+    traits, blind = Traits(wants=Want(features=True, logits=False)), 0
+
+    def observe(self, state, scores, draft, verdict):
+        assert scores.features().shape[:2] == (len(draft.tokens), max(map(len, draft.tokens)) + 1)
+        if "logits" not in scores.results:  # of a call that may have screened them
+            Glancing.blind += 1
+            with pytest.raises(RuntimeError, match=r"or `Traits\.wants`"):
+                scores.logits()
+
+
 @torch.inference_mode()
-@pytest.mark.parametrize("drafter", [Guessing, Watching])
-def test_a_pass_that_a_drafter_observes_has_all_logits(screens, monkeypatch, drafter):
-    screened, run = [], Batch.run
+@pytest.mark.parametrize("drafter", [Guessing, Watching, Glancing])
+def test_a_pass_of_which_a_drafter_observes_logits_has_them_all(screens, monkeypatch, drafter):
+    screened, run, Glancing.blind = [], Batch.run, 0
     monkeypatch.setattr(
         Batch,
         "run",
@@ -259,10 +281,10 @@ def test_a_pass_that_a_drafter_observes_has_all_logits(screens, monkeypatch, dra
     roles = drafter(), roles_of(True, "int8")[1]
     screens(roles, True)
     both(roles, [replace(each, scores=False) for each in requests_of(5, seed=1)], controllers(4, 1), 1)
-    assert len(screened) > 5 and any(screened) == (drafter is Guessing)
+    assert len(screened) > 5 and any(screened) == (drafter is not Watching) and (drafter is Glancing) == (Glancing.blind > 5)
 
 
 def test_only_verifiers_in_int8_have_a_plane(screens):
     for dtype, expected in (("float32", False), ("int8", True)):
         drafter, verifier = roles_of(True, dtype)
-        assert bool(verifier.model.stack.plane) == expected and drafter.model.stack.plane is None
+        assert bool(verifier.model.stack.output.plane) == expected and drafter.model.stack.output.plane is None

@@ -16,10 +16,10 @@ from conftest import ROOT
 
 from specdec_plugins import Translator
 from specdec_plugins.commands import translate
-from specdec_plugins.files import FORMATS, LONGEST, Options, TextFile, Unreadable, find_spans, format_of, readable
+from specdec_plugins.files import FORMATS, LONGEST, Options, TextFile, Unreadable, all_spans, format_of, readable, translatable
 from specdec_plugins.files.content import read_content
 from specdec_plugins.text.compressed import compress, open_read
-from specdec_plugins.text.endings import LANGUAGES_TOO, STRUCTURED, is_lines
+from specdec_plugins.text.endings import STRUCTURED, is_lines
 from specdec_plugins.text.languages import _CODES, _PARTS
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.numbers import missing_numbers
@@ -299,7 +299,7 @@ def test_a_translation_is_where_the_source_was(name):
     """The texts of the new file are the translations, between them both files are the same, and no tag is lost."""
     for source in cases(name):
         found = translated(source, name, swapped)
-        old, new = (find_spans(each, format_of(f"a.{name}"), TOLD) for each in (source, found))
+        old, new = (translatable(all_spans(each, format_of(f"a.{name}"), TOLD)) for each in (source, found))
         assert outside(source, old) == outside(found, new), source
         if name in ("txt", "json", "csv", "tsv"):  # without tags, words keep their order
             assert list(map(expected, old)) == [span.text.split() for span in new], source
@@ -655,7 +655,7 @@ def test_a_structured_file_of_no_format_is_refused(demo, tmp_path, capfd):
 
 def test_endings():
     codes = {*_CODES.split(), *_PARTS, *" ".join(_PARTS.values()).split()}
-    assert codes & STRUCTURED == LANGUAGES_TOO and set(FORMATS) - STRUCTURED == {"txt", "strings.xml"}
+    assert codes & STRUCTURED == {"arb", "ts"} and set(FORMATS) - STRUCTURED == {"txt", "strings.xml"}
     for name in ("news", "news.en", "news.cs", "train.pt.gz", "part.0001", "a.tok", ".profile", "a.b/c", "a.log"):
         assert is_lines(name) and format_of(name) is None
     assert format_of("a.TXT.zst") == "lines" and is_lines("a.txt") and format_of("A.PO") == "gettext" and not is_lines("A.PO")

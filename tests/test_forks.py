@@ -7,7 +7,7 @@ from support import EOS, SYMBOLS, WORDS, commit, load, sentences, standing
 from test_kernels import on_kernels, wide_verifier
 from test_session import KERNELS
 
-from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends import Reading
 from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.drafters.small import SmallDrafter

@@ -15,8 +15,8 @@ from naive import altered, logits, random_model, side_of
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from specdec_plugins.decoding.backends import Reading
 from specdec_plugins.decoding.backends.cpu import model as cpu
-from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import load_pair

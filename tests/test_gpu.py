@@ -19,7 +19,7 @@ from tapes import Tapes, Transfers
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
-from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends import Reading
 from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, GRAPH_BYTES, Eager, Recorder, cuda_graphs
 from specdec_plugins.decoding.backends.torch.model import TorchModel
@@ -27,6 +27,7 @@ from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.loading import COPY, DRAFT_VOCABULARY, SUCCESSOR, drafter_shapes
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.requests import Request, Source
+from specdec_plugins.decoding.roles import Roles
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import load_folder, with_drafter
 from specdec_plugins.formats.spec import DrafterModel
@@ -255,7 +256,7 @@ def test_an_iteration_waits_once(code, block, beta, device):
     verifier, drafter = loaded(tiny(code), device, "float32", recorder(device) if device == "cuda" else EAGER)
     for _ in range(3 if device == "cuda" else 1):
         rule, lengths = TopBetaTau(beta, 2.0), Lengths(block)
-        session = Session(drafter, verifier, rule, lengths, BoundedAdmission(4), 4, device=device)
+        session = Session(Roles(drafter, verifier, rule, lengths), BoundedAdmission(4), 4, device=device)
         for index, source in enumerate(tiny_sources(12)):
             session.submit(Request(index, source, 6 + index % 5, no_repeat=index % 3))
         counts = []

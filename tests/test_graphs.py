@@ -10,8 +10,8 @@ from support import DRAFTERS, decode, long_but, make_pair, sentences
 from tapes import Tapes
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
-from specdec_plugins.decoding.backends.torch.cache import KVCache
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, GRAPH_BYTES, Recorder
+from specdec_plugins.decoding.backends.torch.state import KVCache
 from specdec_plugins.decoding.stats import DecodeStats
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from support import long_but
 
 from specdec_plugins.commands import import_model, progress, translate
-from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends import Reading
 from specdec_plugins.decoding.backends.torch.arrays import tensor, tensors
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import load_pair

@@ -28,7 +28,7 @@ from specdec_plugins.decoding.loading import checked
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.options import Beam, Sampling, Tolerance, Tree
 from specdec_plugins.decoding.requests import Request
-from specdec_plugins.decoding.roles import NoDrafter
+from specdec_plugins.decoding.roles import NoDrafter, Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.fields import OptionError
@@ -165,8 +165,8 @@ def case(seed):
             role = BlockDrafter(second) if how == "block" else CausalBlockDrafter(second)
         elif how == "known":
             role = Knowing([[5] * 30] * 4, 0.5, knowing)
-        roles = role, ModelVerifier(first), TopBetaTau(), Planned(lengths, ragged, tree=tree)
-        found = speculative_decode(*roles, requests, 6, DecodeStats(), Constraints(verifier.spec.symbols))
+        roles = Roles(role, ModelVerifier(first), TopBetaTau(), Planned(lengths, ragged, tree=tree))
+        found = speculative_decode(roles, requests, 6, DecodeStats(), Constraints(verifier.spec.symbols))
         found = sorted(found, key=lambda each: (each.index, each.output))
         with torch.inference_mode():
             aligned = Aligner(first, heads, verifier.spec.symbols)(

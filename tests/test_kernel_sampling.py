@@ -35,7 +35,7 @@ from specdec_plugins.decoding.noise import Purpose, mixed
 from specdec_plugins.decoding.options import Sampling, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Request
-from specdec_plugins.decoding.roles import NoDrafter
+from specdec_plugins.decoding.roles import NoDrafter, Roles
 from specdec_plugins.decoding.values import Distribution, Draft, Draws, Plan, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
 
@@ -354,7 +354,7 @@ def test_coupled_outputs_do_not_depend_on_the_draft(dtype, variant):  # noqa: F8
         given = wide_drafter(arch=arch, successor_width=32 if arch == "block_causal" else 0) if arch else None
         models = on_kernels(verifier, given, dtype, threads)
         role = ROLES[arch](models[1]) if arch else NoDrafter()
-        session = Session(role, ModelVerifier(models[0]), TopBetaTau(), Lengths([block]), BoundedAdmission(rows), rows)
+        session = Session(Roles(role, ModelVerifier(models[0]), TopBetaTau(), Lengths([block])), BoundedAdmission(rows), rows)
         outputs = sorted(session.run(requests), key=lambda hypothesis: hypothesis.index)
         found = [(output.tokens, output.token_scores, output.cut) for output in outputs]
         expected = expected or found

@@ -12,6 +12,7 @@ from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.requests import Request
+from specdec_plugins.decoding.roles import Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.formats import files, spec
 from specdec_plugins.formats.files import Mapped, unload
@@ -39,7 +40,7 @@ def test_embeddings_are_read_as_stored(stored, dtype, monkeypatch):
             drafter, verifier = assemble(*models, dtype=dtype, threads=1)
             assert verifier.model.stack.tables[0].dtype.name == str(kept).removeprefix("torch.")
             requests = [Request(number, [4, 7, 30 + number, 2], 20, scores=True) for number in range(3)]
-            session = speculative_decode(drafter, verifier, TopBetaTau(), FixedLength(5), requests, 3, DecodeStats())
+            session = speculative_decode(Roles(drafter, verifier, TopBetaTau(), FixedLength(5)), requests, 3, DecodeStats())
             found.append(sorted((each.index, each.tokens, each.token_scores) for each in session))
     assert all(each == found[0] for each in found)
 
@@ -56,7 +57,7 @@ def test_projections_of_one_product_may_have_several_data_types():
     for tensors in (stored, {name: each.float() for name, each in stored.items()}):
         drafter, verifier = assemble(replace(mixed, tensors=tensors), None, threads=1)
         requests = [Request(0, [4, 7, 30, 2], 20, scores=True)]
-        (each,) = speculative_decode(drafter, verifier, TopBetaTau(), FixedLength(0), requests, 1, DecodeStats())
+        (each,) = speculative_decode(Roles(drafter, verifier, TopBetaTau(), FixedLength(0)), requests, 1, DecodeStats())
         found.append((each.tokens, each.token_scores))
     assert found[0] == found[1]
 

@@ -19,7 +19,7 @@ from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.loop import TOGETHER, Session
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.requests import Request
-from specdec_plugins.decoding.roles import NoDrafter, Traits
+from specdec_plugins.decoding.roles import NoDrafter, Roles, Traits
 from specdec_plugins.decoding.values import Outcome, Plan, Want
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import load_folder
@@ -55,7 +55,7 @@ def run(roles, requests, controller, rows, native, acceptance=None, constraints=
     drafter, verifier = roles
     rule = acceptance or TopBetaTau()
     session = Session(
-        drafter, verifier if native else stepwise(verifier), rule, controller, BoundedAdmission(rows), rows, constraints
+        Roles(drafter, verifier if native else stepwise(verifier), rule, controller), BoundedAdmission(rows), rows, constraints
     )
     assert isinstance(session.runner, CpuRunner) == native
     for request in requests:
@@ -185,7 +185,7 @@ def test_a_step_is_bounded():
         def plan(self, prefix):
             return Plan([0] * len(prefix), 10**18)
 
-    session = Session(*roles, TopBetaTau(), Always(0, 0), BoundedAdmission(2), 2)
+    session = Session(Roles(*roles, TopBetaTau(), Always(0, 0)), BoundedAdmission(2), 2)
     session.submit(Request(0, [5, EOS], 60, min_length=60, scores=True))
     for times, passes in ((1, 1), (5, 6), (TOGETHER, 6 + TOGETHER)):
         session.step(times)
@@ -256,7 +256,7 @@ def test_the_pair_that_ships(dtype):
     for rows in (1, 8):
         outputs, _, _ = both(roles, requests, controllers(8, rows), rows, constraints=constraints)
         accepted += sum(step.accepted for output in outputs for step in output.steps)
-        session = Session(*roles, TopBetaTau(), Throughput(8), BoundedAdmission(rows), rows, constraints)
+        session = Session(Roles(*roles, TopBetaTau(), Throughput(8)), BoundedAdmission(rows), rows, constraints)
         found = sorted(session.run(requests), key=lambda hypothesis: hypothesis.index)
         assert [each.tokens for each in found] == [each.tokens for each in outputs]
         assert [each.token_scores for each in found] == [each.token_scores for each in outputs]

@@ -12,7 +12,7 @@ from test_session import KERNELS
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
-from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends import Reading
 from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.control.fixed import FixedLength
@@ -22,7 +22,7 @@ from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.loop import TOGETHER, Session
 from specdec_plugins.decoding.options import Beam
 from specdec_plugins.decoding.requests import Request, Source
-from specdec_plugins.decoding.roles import Drafter, NoDrafter, Traits
+from specdec_plugins.decoding.roles import Drafter, NoDrafter, Roles, Traits
 from specdec_plugins.decoding.values import Draft, Want
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.model.spec import OutputRules
@@ -32,8 +32,9 @@ pytestmark = KERNELS
 
 def run(verifier, requests, rows, native, times=TOGETHER, constraints=None, drafter=None, controller=None, cancel=()):
     """Outputs, statistics, and the iterations that each native call ran. Native runs make no iteration in Python."""
-    roles = drafter or NoDrafter(), verifier if native else stepwise(verifier), TopBetaTau(), controller or FixedLength(0)
-    session, calls = Session(*roles, BoundedAdmission(rows), rows, constraints), []
+    verifier, controller = verifier if native else stepwise(verifier), controller or FixedLength(0)
+    roles = Roles(drafter or NoDrafter(), verifier, TopBetaTau(), controller)
+    session, calls = Session(roles, BoundedAdmission(rows), rows, constraints), []
     iterate = session.runner.iterate
 
     def counted(*arguments):
@@ -153,7 +154,7 @@ def test_beside_rows_that_do_not_search(drafted):
 def test_a_row_holds_what_reading_its_tokens_writes():
     """After forks, which copy only what the overwritten hypothesis had not in common."""
     verifier, source = verifier_of(), sentences(1, 3)[0]
-    session = Session(NoDrafter(), verifier, TopBetaTau(), FixedLength(0), BoundedAdmission(5), 5)
+    session = Session(Roles(NoDrafter(), verifier, TopBetaTau(), FixedLength(0)), BoundedAdmission(5), 5)
     session.submit(Request(0, source, 30, 20, beam=Beam(5)))
     checked = 0
     while not session.idle:

@@ -22,7 +22,7 @@ from specdec_plugins.decoding.drafters import Rows
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.options import Beam, Sampling, Tolerance, Tree
 from specdec_plugins.decoding.requests import Request
-from specdec_plugins.decoding.roles import Drafter, NoDrafter, Traits
+from specdec_plugins.decoding.roles import Drafter, NoDrafter, Roles, Traits
 from specdec_plugins.decoding.trees import TreeDraft
 from specdec_plugins.decoding.values import Draft, Want
 from specdec_plugins.model.spec import OutputRules
@@ -36,8 +36,8 @@ def run(verifier, drafter, requests, rows, lengths, native, tree=None, constrain
     given = copy(verifier) if native else stepwise(verifier)
     if native:
         given.score = None
-    roles = drafter, given, TopBetaTau(), Planned(list(lengths), tree=tree), BoundedAdmission(rows)
-    session, found = Session(*roles, rows, constraints), []
+    roles = Roles(drafter, given, TopBetaTau(), Planned(list(lengths), tree=tree))
+    session, found = Session(roles, BoundedAdmission(rows), rows, constraints), []
     for request in requests:
         session.submit(request)
     while not session.idle:

@@ -54,6 +54,7 @@ MAY_IMPORT = {
 UPWARDS = {  # and what else: modules that would not have to lie where they do
     ("model", "decoding.options"): "a model names its beam search",
     ("formats", "decoding.options"): "limits of searches",
+    ("formats", "decoding.backends.torch.arrays"): "weights of fairseq's checkpoints are tensors",
     ("decoding", "formats.spec"): "a spec and its tensors, whatever file they came from",
     ("decoding", "formats.arrays"): "tensors as arrays",
     ("decoding", "formats.tensors"): "datastores are files of arrays",

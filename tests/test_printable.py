@@ -84,7 +84,7 @@ def test_what_lines_and_names_contain_is_escaped(tmp_path, monkeypatch, capfd):
 def test_progress(capfd):
     with Steps(1.0) as steps:
         steps.step(EVIL, 0.0)
-        steps.warn(EVIL)
+        steps.say(EVIL)
     assert capfd.readouterr().err.splitlines() == [SHOWN] * 2
 
 

@@ -99,7 +99,7 @@ def test_steps_in_a_log_are_few_and_say_how_long_the_rest_takes(capsys, monkeypa
         steps.step("too soon", 0.5)
         now[0] += 5
         steps.step("half", 1.0)
-        steps.warn("left out: x")
+        steps.say("left out: x")
         now[0] += 10
         steps.step("all", 2.0)
     assert capsys.readouterr().err.splitlines() == [

@@ -24,7 +24,7 @@ from specdec_plugins.decoding.constraints import Bounds, Constraints
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.options import Beam, Sampling, Tolerance, Tree
 from specdec_plugins.decoding.requests import Request
-from specdec_plugins.decoding.roles import NoDrafter
+from specdec_plugins.decoding.roles import NoDrafter, Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.trees import TreeDraft
 from specdec_plugins.decoding.values import Draft, Draws
@@ -90,8 +90,8 @@ KINDS = (
 
 def decoded(verifier, drafter, requests, tree):
     """Outputs by request and number, decoded together, without and with drafts, which branch under a ``tree``."""
-    roles = drafter, verifier, TopBetaTau(), Planned([3, 0, 4], tree=tree)
-    found = speculative_decode(*roles, requests, 12, DecodeStats())
+    roles = Roles(drafter, verifier, TopBetaTau(), Planned([3, 0, 4], tree=tree))
+    found = speculative_decode(roles, requests, 12, DecodeStats())
     return {(each.index, each.output): each for each in found}
 
 

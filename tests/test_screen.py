@@ -22,7 +22,7 @@ from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.assembly import assemble
 from specdec_plugins.decoding.backends.cpu import drafts
 from specdec_plugins.decoding.backends.cpu import model as cpu
-from specdec_plugins.decoding.backends.cpu.binding import TILE, Engine, NativeLinear, Screen, Stack
+from specdec_plugins.decoding.backends.cpu.binding import TILE, Engine, NativeLinear, Projection, Screen, Stack
 from specdec_plugins.decoding.options import Sampling
 
 pytestmark = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
@@ -50,8 +50,7 @@ class Layer:
             side_of(layers=1, heads=2, width=WIDTH, inner_width=WIDTH, max_positions=1),
             states,
             torch.zeros(1, WIDTH),
-            projection=self.projection,
-            screen=self.screen,
+            output=Projection(self.projection, screen=self.screen),
         )
 
     def __call__(self, rows):
@@ -120,7 +119,7 @@ def roles(monkeypatch):
         shape = Shape(layers=2, drafter_layers=1, width=WIDTH, inner=96, heads=2, vocabulary=LARGE, positions=64)
         verifier, drafter = random_pair(shape)
         made = assemble(verifier, drafter, dtype="int8", threads=threads)
-        assert made[0].model.stack.screen and not made[1].model.stack.screen
+        assert made[0].model.stack.output.screen and not made[1].model.stack.output.screen
         return made
 
     return make
@@ -156,4 +155,4 @@ def test_only_large_layers_of_wide_drafters_have_one():
     for width, vocabulary, screened in ((64, 4200, False), (512, 4096, False), (512, 4097, True)):
         pair = random_pair(Shape(layers=1, drafter_layers=1, width=width, inner=64, heads=2, vocabulary=vocabulary, positions=8))
         drafter, verifier = assemble(*pair, dtype="int8", threads=1)
-        assert bool(drafter.model.stack.screen) == screened and verifier.model.stack.screen is None
+        assert bool(drafter.model.stack.output.screen) == screened and verifier.model.stack.output.screen is None

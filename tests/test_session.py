@@ -34,7 +34,7 @@ from test_kernels import KERNEL_SHAPES, on_kernels, wide_verifier
 from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import PATIENCE, BoundedAdmission
-from specdec_plugins.decoding.backends.sources import Slots
+from specdec_plugins.decoding.backends.state import Slots
 from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.drafters import Rows
@@ -43,7 +43,7 @@ from specdec_plugins.decoding.noise import mixed
 from specdec_plugins.decoding.options import Sampling, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Request
-from specdec_plugins.decoding.roles import Drafter, NoDrafter
+from specdec_plugins.decoding.roles import Drafter, NoDrafter, Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Draft
 from specdec_plugins.decoding.verifier import ModelVerifier
@@ -65,8 +65,8 @@ def world():
 
 def make_session(verifier, drafter, rows, lengths=(3,), **bounds):
     stats = DecodeStats()
-    roles = drafter, verifier, TopBetaTau(), Lengths(list(lengths), ragged=True), BoundedAdmission(rows, **bounds)
-    session = Session(*roles, rows, stats=stats)
+    roles = Roles(drafter, verifier, TopBetaTau(), Lengths(list(lengths), ragged=True))
+    session = Session(roles, BoundedAdmission(rows, **bounds), rows, stats=stats)
     return session, stats
 
 
@@ -242,7 +242,7 @@ def test_prefill_is_plain_decoding_with_forced_tokens(world, rule, kernels):
     outputs = []
     for drafter in (NoDrafter(), Knowing([[5] * 60] * 8, 0.3)):
         stats = DecodeStats()
-        found = list(speculative_decode(drafter, verifier, TopBetaTau(), Lengths([3, 0], ragged=True), requests, 4, stats))
+        found = list(speculative_decode(Roles(drafter, verifier, TopBetaTau(), Lengths([3, 0], ragged=True)), requests, 4, stats))
         check_balance(stats, found)
         outputs.append({(each.index, each.output): each.tokens for each in found})
         for each in found:
@@ -289,7 +289,7 @@ def test_what_a_wild_drafter_drafts(kernels):
     requests = [Request(index, source, 9) for index, source in enumerate(sentences(4, seed=1))]
 
     def decoded(drafter, stats):
-        done = speculative_decode(drafter, verifier, TopBetaTau(), Lengths([3]), requests, 2, stats)
+        done = speculative_decode(Roles(drafter, verifier, TopBetaTau(), Lengths([3])), requests, 2, stats)
         return [output.tokens for output in sorted(done, key=lambda output: output.index)]
 
     stats = DecodeStats()
@@ -320,14 +320,18 @@ def test_each_request_has_its_own_options(world, error):
     assert len({len(output) for output in expected}) > 3
     found = []
     stats, drafter = DecodeStats(), Knowing(expected, error)
-    for hypothesis in speculative_decode(drafter, verifier, TopBetaTau(), Lengths([4, 0, 2], ragged=True), requests, 6, stats):
+    for hypothesis in speculative_decode(
+        Roles(drafter, verifier, TopBetaTau(), Lengths([4, 0, 2], ragged=True)), requests, 6, stats
+    ):
         found.append((hypothesis.index, hypothesis.tokens))
     assert [tokens for _, tokens in sorted(found)] == expected
     # A row with tolerance accepts any draft; its neighbours accept none but the verifier's own.
     outputs = [[rng.randrange(4, WORDS) for _ in range(9)] for _ in range(6)]
     loose = Tolerance(99, float("inf"))
     mixed = [Request(index, sources[index], 9, tolerance=loose if index % 2 else None) for index in range(6)]
-    for hypothesis in speculative_decode(Knowing(outputs, 0.0), verifier, TopBetaTau(), Lengths([9]), mixed, 6, DecodeStats()):
+    for hypothesis in speculative_decode(
+        Roles(Knowing(outputs, 0.0), verifier, TopBetaTau(), Lengths([9])), mixed, 6, DecodeStats()
+    ):
         if hypothesis.index % 2:
             assert hypothesis.tokens[: hypothesis.steps[0].accepted] == outputs[hypothesis.index][: hypothesis.steps[0].accepted]
             assert hypothesis.steps[0].accepted == len(hypothesis.steps[0].drafted)
@@ -368,7 +372,11 @@ def test_a_models_own_constraints_hold_for_every_output(world):
     outputs = {}
     for block in ([0], [5, 2]):
         found = speculative_decode(
-            Knowing(expected, 0.5), verifier, TopBetaTau(), Lengths(block, ragged=True), requests, 5, DecodeStats(), constraints
+            Roles(Knowing(expected, 0.5), verifier, TopBetaTau(), Lengths(block, ragged=True)),
+            requests,
+            5,
+            DecodeStats(),
+            constraints,
         )
         outputs[tuple(block)] = [hypothesis.tokens for hypothesis in sorted(found, key=lambda hypothesis: hypothesis.index)]
     assert outputs[(0,)] == outputs[(5, 2)]
@@ -448,7 +456,7 @@ def test_a_plan_is_repeated_up_to_the_end_of_a_row_before_the_controller_is_aske
     """With any drafter: what a controller takes to decide counts where a pass is short."""
     _, verifier, _, sources, limits, expected = world
     controller = Asked()
-    session = Session(Knowing(expected, 0.3), verifier, TopBetaTau(), controller, BoundedAdmission(3), 3)
+    session = Session(Roles(Knowing(expected, 0.3), verifier, TopBetaTau(), controller), BoundedAdmission(3), 3)
     for index in range(12):
         session.submit(Request(index, sources[index], limits[index]))
     found = finished(session.step(3))

@@ -20,8 +20,8 @@ from specdec_plugins.criterions.drafter_loss import DrafterLoss
 from specdec_plugins.decoding import assembly, compiled, drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
+from specdec_plugins.decoding.backends import Reading
 from specdec_plugins.decoding.backends.cpu import drafts
-from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.drafters import draft_in_turn, options_of
@@ -30,7 +30,7 @@ from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier
 from specdec_plugins.decoding.options import Sampling, Tolerance, Tree
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Request, Source
-from specdec_plugins.decoding.roles import NoDrafter
+from specdec_plugins.decoding.roles import NoDrafter, Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Distribution, Draft, Plan, Verdict, uniform
 from specdec_plugins.formats import checkpoint, fairseq
@@ -100,7 +100,7 @@ def make_pair(name, dtype, seed=0, shape="pre-norm", threads=1):
 def decode(verifier, drafter, requests, controller, rows, check=check_sums):
     """Tokens of each request in order, and statistics."""
     stats = DecodeStats()
-    found = list(speculative_decode(drafter, verifier, TopBetaTau(), controller, requests, rows, stats))
+    found = list(speculative_decode(Roles(drafter, verifier, TopBetaTau(), controller), requests, rows, stats))
     check(stats, found)
     return [each.tokens for each in sorted(found, key=lambda each: each.index)], stats
 
@@ -211,11 +211,11 @@ def test_heads_with_layers_keep_no_cache_of_the_output():
     drafter, verifier = make_pair("block_state", "float32")
     verifier.limits = verifier.limits._replace(target_positions=151)
     requests = [Request(0, [5, 6, EOS], 150, min_length=150)]
-    session = Session(drafter, verifier, TopBetaTau(), FixedLength(4), BoundedAdmission(1), 1)
+    session = Session(Roles(drafter, verifier, TopBetaTau(), FixedLength(4)), BoundedAdmission(1), 1)
     expected = [output.tokens for output in session.run(requests)]
     drafting, verifying = session.runner.drafting, session.runner.verifying
     assert len(expected[0]) == 150 and drafting.cache.cache.capacity < 64 < 150 < verifying.cache.capacity
-    session = Session(drafter, stepwise(verifier), TopBetaTau(), FixedLength(4), BoundedAdmission(1), 1)
+    session = Session(Roles(drafter, stepwise(verifier), TopBetaTau(), FixedLength(4)), BoundedAdmission(1), 1)
     assert [output.tokens for output in session.run(requests)] == expected
 
 

@@ -13,13 +13,12 @@ from reference import drafted
 from support import EOS, SHAPES, SYMBOLS, WORDS, commit, decode, engine_model, load, sentences, shaken, standing
 
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
-from specdec_plugins.decoding.backends.sources import Sources
+from specdec_plugins.decoding.backends.state import Sources
 from specdec_plugins.decoding.backends.torch import transformer
 from specdec_plugins.decoding.backends.torch.arrays import tensor as as_tensor
-from specdec_plugins.decoding.backends.torch.cache import KVCache
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import Placement, load_pair
-from specdec_plugins.decoding.backends.torch.state import DenseState
+from specdec_plugins.decoding.backends.torch.state import DenseState, KVCache
 from specdec_plugins.decoding.backends.torch.tensors import source_tokens
 from specdec_plugins.decoding.backends.torch.transformer import Transformer
 from specdec_plugins.decoding.drafters.block import BlockDrafter

@@ -34,9 +34,9 @@ from test_kernels import KERNEL_SHAPES, ROLES, on_kernels, variant, wide_drafter
 from specdec_plugins import Translator
 from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+from specdec_plugins.decoding.backends import Reading
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.cpu.candidates import candidates_of as in_numpy
-from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.candidates import candidates_of as in_pytorch
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
@@ -51,7 +51,7 @@ from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.options import Sampling, Tree
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Request, Source
-from specdec_plugins.decoding.roles import NoDrafter
+from specdec_plugins.decoding.roles import NoDrafter, Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.trees import TreeDraft, depths, grow, path_to
 from specdec_plugins.decoding.values import Plan
@@ -438,7 +438,7 @@ def test_outputs_where_chains_and_trees_take_turns(dtype, kind):
     for rows in (1, 5):
         role = ROLES[kind](drafting) if trained else Recycling() if kind == "recycling" else Lookahead(range(WORDS + 4))
         stats, noted = DecodeStats(), Noted(Mixed(5, 12, kind))
-        found = speculative_decode(role, ModelVerifier(model), TopBetaTau(), noted, requests, rows, stats)
+        found = speculative_decode(Roles(role, ModelVerifier(model), TopBetaTau(), noted), requests, rows, stats)
         hypotheses = sorted(found, key=lambda hypothesis: hypothesis.index)
         assert said(hypotheses, dtype) == said(alone, dtype)
         assert noted.kinds == {"none", "chain", "tree"} and stats.accepted

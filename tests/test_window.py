@@ -15,8 +15,8 @@ from test_kernels import DTYPES, on_kernels, wide_verifier
 
 from specdec_plugins import Translator
 from specdec_plugins.decoding import compiled
+from specdec_plugins.decoding.backends import Reading, Visible
 from specdec_plugins.decoding.backends.cpu import model as kernels
-from specdec_plugins.decoding.backends.reading import Reading, Visible
 from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchModel

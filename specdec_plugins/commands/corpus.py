@@ -205,11 +205,11 @@ def translated(executor: Executor, plan: Plan, done: Sequence[ShardReport], job:
     total, count, tokens, began = sum(shard.count for shard in left), 0, 0, time.monotonic()
     with Steps(total) as steps:
         if done and not quiet:
-            steps.warn(f"specdec-corpus: shards done before: {len(done):,} of {len(plan.shards):,}")
+            steps.say(f"specdec-corpus: shards done before: {len(done):,} of {len(plan.shards):,}")
         for report in executor.run(left, job):
             count, tokens = count + report.records, tokens + report.tokens
             if report.errors:
-                steps.warn(f"specdec-corpus: {report.output}: errors: {len(report.errors):,}; the first: {report.errors[0]}")
+                steps.say(f"specdec-corpus: {report.output}: errors: {len(report.errors):,}; the first: {report.errors[0]}")
             if not quiet:
                 speed = tokens / (time.monotonic() - began)
                 steps.step(f"{plan.records - total + count:,} of {plan.records:,} lines, {speed:,.0f} tokens/s", count)

@@ -153,7 +153,7 @@ class Work:
         if len(pairs) < LEAST_LINES // 2:
             raise ValueError(f"the model ended only {len(pairs):,} of {len(found):,} outputs itself: nothing to learn from")
         tokens = sum(len(pair.target) + 1 for pair in pairs)
-        self.steps.warn(f"{len(pairs):,} of {len(text.train):,} lines translated: {tokens:,} tokens to learn from")
+        self.steps.say(f"{len(pairs):,} of {len(text.train):,} lines translated: {tokens:,} tokens to learn from")
         return pairs
 
     def outputs(self, translator: Translator, lines: Sequence[str]) -> list[IdPair | None]:
@@ -186,7 +186,7 @@ class Work:
                 progress = Progress(**state["extra"])
             except (ValueError, TypeError) as error:
                 raise ValueError(f"{path}: damaged or of another version ({error}); remove it to train from the start") from None
-            self.steps.warn(f"continuing after update {training.updates:,}")
+            self.steps.say(f"continuing after update {training.updates:,}")
             self.steps.resume(progress.spent / max(progress.end, self.budget))
             if self.budget > progress.budget:  # the learning rate rises again
                 progress = Progress(self.budget, progress.spent, end=self.budget, precision=progress.precision)
@@ -235,7 +235,7 @@ class Work:
                     reason = f"more training no longer pays: tokens a pass grew by under 1 % over {3 * interval / 60:.0f} minutes"
                     progress.since, progress.passed = progress.spent, max(progress.course, 1 - FALL)
                     progress.end = min(progress.end, progress.spent * (1 + COOLDOWN))
-                self.steps.warn(f"update {training.updates:,}: {found.tokens:.2f} tokens a pass, {gains(found, costs)}")
+                self.steps.say(f"update {training.updates:,}: {found.tokens:.2f} tokens a pass, {gains(found, costs)}")
             if time.monotonic() - saved > CHECKPOINT:
                 self.save(training, progress)
                 saved = time.monotonic()
@@ -254,7 +254,7 @@ class Work:
         if len(trials[name]) == TRIALS:
             progress.precision = min(trials, key=lambda each: statistics.median(trials[each][1:]))
             speeds = ", ".join(f"{1 / statistics.median(each[1:]):.2f} in {which}" for which, each in trials.items())
-            self.steps.warn(f"updates a second: {speeds}")
+            self.steps.say(f"updates a second: {speeds}")
             return progress.precision
         return name
 
@@ -281,7 +281,7 @@ class Work:
             os.replace(temporary / name, output / name)
         shutil.rmtree(temporary)
         made = f"{found.tokens:.2f} tokens a pass after {training.updates:,} updates"
-        self.steps.warn(f"{reason}: {made}, measured gain {by_rows(measured)}, all outputs identical to plain decoding's")
+        self.steps.say(f"{reason}: {made}, measured gain {by_rows(measured)}, all outputs identical to plain decoding's")
 
     def record(
         self, training: Training, progress: Progress, text: Text, found: Evaluation, measured: Mapping[int, float]

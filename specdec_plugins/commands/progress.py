@@ -67,7 +67,7 @@ class Steps:
             left = (now - self.began) * (self.total - done) / (done - self.first) if done > self.first else 0.0
             print(printable(what) + (f"; {timedelta(seconds=round(left))} left" if left else ""), file=sys.stderr, flush=True)
 
-    def warn(self, message: str) -> None:
+    def say(self, message: str) -> None:
         """Print a line that stays."""
         self.bar.write(printable(message), file=sys.stderr)
 

@@ -26,9 +26,7 @@ def model(name: AnyPath) -> str:
             raise ValueError(f"{folder}: a drafter; name its model with --model, and this with --drafter")
         raise ValueError(f"{folder}: not a model folder (no model.json in it)")
     if (folder / "model.json").exists():
-        for file in files_of(folder / "model.json"):
-            if Path(file).name == file and not (folder / file).exists():  # other names are refused when it is read
-                raise ValueError(f"{folder}: not a model folder (no {file} in it)")
+        complete(folder, "model", files_of(folder / "model.json"))
     return str(folder)
 
 
@@ -44,10 +42,15 @@ def trained_drafter(name: str, model_folder: str) -> str:
         names = f"; drafters of {model_folder}: {', '.join(map(brief, own))}" if own and "/" not in name else ""
         raise ValueError(f"{error}{names}") from None
     entries = drafter_folder.drafters_in(folder)
-    for file in (each.weights for each in entries):
-        if Path(file).name == file and not (folder / file).exists():
-            raise ValueError(f"{folder}: not a drafter folder (no {file} in it)")
+    complete(folder, "drafter", [each.weights for each in entries])
     return str(folder) if entries else model(folder)
+
+
+def complete(folder: Path, what: str, files: list[str]) -> None:
+    """Raise ValueError for the first file that a folder lacks."""
+    for file in files:
+        if Path(file).name == file and not (folder / file).exists():  # other names are refused when it is read
+            raise ValueError(f"{folder}: not a {what} folder (no {file} in it)")
 
 
 def files_of(path: Path) -> list[str]:

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specdec_plugins.decoding.backends import LoadedModel
-from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends import LoadedModel, Reading
 from specdec_plugins.decoding.requests import Source
 from specdec_plugins.decoding.values import Want
 from specdec_plugins.model.spec import Heads, Symbols

@@ -93,5 +93,5 @@ def load(
             raise ValueError(f"{dtype} needs the CPU kernels: {reasons}")
         why = f"without the CPU kernels ({reasons}), decoding"
     with needed("torch", why):
-        from specdec_plugins.decoding.backends.torch import loaded
-    return loaded.load(verifier, drafter, device, dtype, threads or THREADS)
+        from specdec_plugins.decoding.backends.torch import placement
+    return placement.load(verifier, drafter, device, dtype, threads or THREADS)

@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from specdec_plugins.decoding.backends import Pass
-from specdec_plugins.decoding.backends.reading import Visible
+from specdec_plugins.decoding.backends import Pass, Visible
 from specdec_plugins.decoding.options import Budget
 from specdec_plugins.decoding.values import Array, Verdict
 

@@ -9,7 +9,7 @@ from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.prefix import Prefix, compacted
 from specdec_plugins.decoding.requests import Commit, Hypothesis, ModelLimits, Request, Source
-from specdec_plugins.decoding.roles import Acceptance, Controller, Drafter, Verifier
+from specdec_plugins.decoding.roles import Roles
 from specdec_plugins.decoding.runner import Runner
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Outcome
@@ -27,10 +27,7 @@ class Session:
 
     def __init__(
         self,
-        drafter: Drafter,
-        verifier: Verifier,
-        acceptance: Acceptance,
-        controller: Controller,
+        roles: Roles,
         admission: BoundedAdmission,
         rows: int,
         constraints: Constraints | None = None,
@@ -39,11 +36,11 @@ class Session:
         limits: ModelLimits | None = None,
     ):
         """``limits`` bound requests; None: the verifier's."""
-        self.controller, self.admission, self.rows, self.device = controller, admission, rows, device
-        self.limits = limits or verifier.limits
+        self.controller, self.admission, self.rows, self.device = roles.controller, admission, rows, device
+        self.limits = limits or roles.verifier.limits
         self.waiting: deque[Request] = deque()
         self.prefix = Prefix(constraints, device)
-        self.runner = (verifier.runner or Runner)(drafter, verifier, acceptance, rows, self.prefix.constraints)
+        self.runner = (roles.verifier.runner or Runner)(roles, rows, self.prefix.constraints)
         self.stats = DecodeStats() if stats is None else stats
         self._failed: list[Hypothesis] = []  # outputs of failed requests, until they are returned
         self._thread = get_ident()
@@ -171,10 +168,7 @@ class Session:
 
 
 def speculative_decode(
-    drafter: Drafter,
-    verifier: Verifier,
-    acceptance: Acceptance,
-    controller: Controller,
+    roles: Roles,
     requests: Sequence[Request],
     rows: int,
     stats: DecodeStats,
@@ -183,5 +177,4 @@ def speculative_decode(
 ) -> Iterator[Hypothesis]:
     """Yield outputs as they finish, with up to ``rows`` rows in flight."""
     rows = min(rows, max(1, sum(request.rows for request in requests)))
-    admission = BoundedAdmission(rows)
-    yield from Session(drafter, verifier, acceptance, controller, admission, rows, constraints, stats, device).run(requests)
+    yield from Session(roles, BoundedAdmission(rows), rows, constraints, stats, device).run(requests)

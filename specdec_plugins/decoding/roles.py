@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from specdec_plugins.decoding.backends import Pass
+from specdec_plugins.decoding.backends import LoadedModel, Pass
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.recipes import Recipe
 from specdec_plugins.decoding.requests import ModelLimits, Request, Source
 from specdec_plugins.decoding.values import LOGITS, Draft, Outcome, Plan, Verdict, Want
 
@@ -35,6 +34,36 @@ class Traits:
     follows: bool = False  # `observe` must see iterations without a draft as well
     needs_verifier: bool = False  # drafts cannot stand alone (strategy ``drafter``)
     wants: Want = LOGITS  # what `observe` reads of the verifier's pass
+
+
+# Recipes: what a drafter's `propose` does, as data, so that the CPU kernels draft without calling it.
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """A pass over each row's last token per drafted one, on the verifier's cache, which the drafter's state has as ``cache``."""
+
+    model: LoadedModel
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A causal pass over each row's unread tokens and masks. The drafter's state is a `CachedRows` of how many each has read."""
+
+    model: LoadedModel
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """A pass over the vectors that ``heads`` (`LoadedModel.heads`) make of each row's hidden state and last token, for at most
+    ``length`` tokens. The drafter's state has a ``cache``, and hidden states (B, D): `current` and `replace`."""
+
+    model: LoadedModel
+    heads: Any
+    length: int
+
+
+Recipe = InTurn | Masked | Vectors
 
 
 class Role(Protocol):

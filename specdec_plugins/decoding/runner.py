@@ -13,7 +13,7 @@ from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.options import Tree
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Source, Step
-from specdec_plugins.decoding.roles import Acceptance, Drafter, Verifier
+from specdec_plugins.decoding.roles import Roles
 from specdec_plugins.decoding.search.groups import advance
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.trees import AHEAD, breadth
@@ -41,11 +41,11 @@ class Record(NamedTuple):
 class Runner:
     """For one session. Owns the states of the roles."""
 
-    def __init__(self, drafter: Drafter, verifier: Verifier, acceptance: Acceptance, rows: int, constraints: Constraints):
+    def __init__(self, roles: Roles, rows: int, constraints: Constraints):
         """``rows``: the most that the session may have."""
-        self.drafter, self.verifier, self.acceptance = drafter, verifier, acceptance
-        self.verifying = verifier.start(rows)
-        self.drafting = drafter.start(rows, self.verifying)
+        self.drafter, self.verifier, self.acceptance = roles[:3]
+        self.verifying = self.verifier.start(rows)
+        self.drafting = self.drafter.start(rows, self.verifying)
 
     def admit(self, source: Source) -> None:
         """Append the sentences of ``source`` as rows."""

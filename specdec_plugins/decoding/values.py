@@ -39,7 +39,7 @@ class Want:
     logits: bool = True
 
 
-LOGITS = Want()
+LOGITS, NOTHING = Want(), Want(logits=False)
 
 
 class Plan(NamedTuple):

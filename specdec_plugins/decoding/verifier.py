@@ -1,10 +1,10 @@
 """The autoregressive model that decides: scores a whole draft in one cached pass."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
-from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends import LoadedModel, Pass, Reading, RowState
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import ModelLimits, Request, Source
 from specdec_plugins.decoding.roles import Verifier
@@ -43,7 +43,8 @@ class ModelVerifier(Verifier):
         state.encode()
 
     def score(self, state: RowState, prefix: Prefix, draft: Draft, want: Want = LOGITS) -> Pass:
-        """The pass over the last committed token and the draft."""
+        """The pass over the last committed token and the draft, which always has logits."""
+        want = replace(want, logits=True)
         last, positions = prefix.last, list(map(len, prefix.outputs))
         if draft.guesses is not None:
             return self.model.read(state, Reading([[token] for token in last], positions, guesses=draft.guesses, want=want))

@@ -151,11 +151,6 @@ def placed_at(span: Span) -> Iterator[None]:
         raise Unreadable(span.start, error.what) from None
 
 
-def find_spans(source: str, form: str, options: Options) -> list[Span]:
-    """The spans of a file that have something to translate, in order; those around others first."""
-    return translatable(all_spans(source, form, options))
-
-
 def translatable(spans: Iterable[Span]) -> list[Span]:
     return [span for span in spans if span.always or has_letters(span)]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from specdec_plugins.decoding.backends.torch.arrays import tensors as as_tensors
 from specdec_plugins.formats.arrays import arrays, equal
 from specdec_plugins.formats.checkpoint import Checkpoint
 from specdec_plugins.formats.fairseq import ACTIVATIONS, OFFSET, PAD
@@ -15,8 +16,7 @@ from specdec_plugins.model.spec import Attention, FeedForward, ModelSpec, Norm, 
 
 
 def checkpoint_of(model: Model) -> Checkpoint:
-    """The checkpoint of ``--arch transformer`` for ``model``. Raises ValueError for what fairseq's Transformer does not
-    compute."""
+    """The checkpoint of ``--arch transformer`` for a model. Raises ValueError for what fairseq's Transformer does not compute."""
     spec, tensors = model.spec, arrays(model.tensors)
     first, prenorm = spec.encoder, {side: side.norms == "before" for side in (spec.encoder, spec.decoder)}
     if faults := fairseq_faults(spec):
@@ -54,7 +54,7 @@ def checkpoint_of(model: Model) -> Checkpoint:
             f"{name}_normalize_before": prenorm[side],
             f"{name}_learned_pos": learned,
         }
-    return {"args": argparse.Namespace(**args), "cfg": None, "model": weights}
+    return {"args": argparse.Namespace(**args), "cfg": None, "model": as_tensors(weights)}
 
 
 def fairseq_faults(spec: ModelSpec) -> list[str]:

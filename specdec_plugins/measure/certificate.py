@@ -12,8 +12,7 @@ import torch
 
 from specdec_plugins import __version__
 from specdec_plugins.decoding.assembly import THREADS
-from specdec_plugins.decoding.backends import LoadedModel
-from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends import LoadedModel, Reading
 from specdec_plugins.decoding.drafters import agreeing
 from specdec_plugins.decoding.requests import Source
 from specdec_plugins.engine import Engine

@@ -26,7 +26,7 @@ class Progress(Protocol):
     def step(self, what: str, done: float) -> None:
         """``what`` begins; ``done`` is the finished fraction of everything."""
 
-    def warn(self, message: str) -> None: ...
+    def say(self, message: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def measure(plan: Plan, sources: list[list[int]], progress: Progress) -> tuple[l
                 for each in running.values():
                     kernels[system.name] = each.decode("throughput", 1, count=1).kernels
             except ValueError as error:
-                progress.warn(f"left out: {error}")
+                progress.say(f"left out: {error}")
                 left_out.append(str(error))
                 for each in running.values():
                     each.stop()
@@ -126,7 +126,7 @@ def measure(plan: Plan, sources: list[list[int]], progress: Progress) -> tuple[l
         if not systems:
             raise ValueError("no system is left")
         check_kernels(kernels)
-        return [*measured_runs(plan, systems, step, progress.warn)], left_out
+        return [*measured_runs(plan, systems, step, progress.say)], left_out
 
 
 def measured_runs(

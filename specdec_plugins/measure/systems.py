@@ -211,7 +211,6 @@ def convert(pair: "Pair", folder: Path) -> None:
     with needed("train", "converting for CTranslate2"):
         from fairseq.models import ARCH_CONFIG_REGISTRY
 
-    from specdec_plugins.decoding.backends.torch.arrays import tensors
     from specdec_plugins.formats.checkpoint import allow_fairseq_types, save
     from specdec_plugins.formats.to_fairseq import checkpoint_of
     from specdec_plugins.text.vocabulary import SPECIAL
@@ -226,5 +225,5 @@ def convert(pair: "Pair", folder: Path) -> None:
         text = "".join(f"{symbol} 1 #fairseq:overwrite\n" for symbol in symbols)
         (folder / f"dict.{side}.txt").write_text(text, encoding="utf-8")
     allow_fairseq_types()
-    save({**content, "model": tensors(content["model"])}, folder / "model.pt")
+    save(content, folder / "model.pt")
     FairseqConverter(str(folder / "model.pt"), str(folder)).convert(str(folder / "converted"))

@@ -257,6 +257,11 @@ class ModelSpec:
     outputs: OutputRules = OutputRules()
     float16: bool = True  # whether hidden states stay within its range
 
+    @property
+    def all_ends(self) -> tuple[int, ...]:
+        """The tokens that end an output, eos first, where there are several."""
+        return (self.symbols.eos, *self.ends) if self.ends else ()
+
     def __post_init__(self) -> None:
         """Raise ValueError with every fault."""
         faults = [f"encoder: {fault}" for fault in self.encoder.faults()]
@@ -267,7 +272,7 @@ class ModelSpec:
         symbols = self.symbols
         if min(symbols.pad, symbols.eos, symbols.start, symbols.mask, *self.forced, *self.suppressed, *self.ends) < 0:
             faults.append("special tokens must not be negative")
-        if len({symbols.eos, *self.ends}) <= len(self.ends) or len(self.ends) > MAX_ENDS:
+        if len({*self.all_ends}) < len(self.all_ends) or len(self.ends) > MAX_ENDS:
             faults.append(f"ends beside eos, {symbols.eos}: at most {MAX_ENDS}, each another token, not {self.ends!s:.80}")
         if faults:
             raise ValueError("; ".join(faults))

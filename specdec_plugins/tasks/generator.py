@@ -20,7 +20,7 @@ from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.noise import mixed
 from specdec_plugins.decoding.options import Beam, Sampling
 from specdec_plugins.decoding.requests import Hypothesis, Request
-from specdec_plugins.decoding.roles import Acceptance, Controller, Drafter, Verifier
+from specdec_plugins.decoding.roles import Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.checkpoint import CheckpointError
@@ -60,7 +60,7 @@ def unsupported(models, options, harmless: dict[str, tuple[Any, ...]]) -> list[s
 class EngineGenerator:
     """Replaces fairseq's `SequenceGenerator` for one model."""
 
-    roles: tuple[Drafter, Verifier, Acceptance, Controller]
+    roles: Roles
     rows = 1  # of a request, at most
 
     def __init__(self, models, dictionaries, options):
@@ -101,7 +101,7 @@ class EngineGenerator:
             requests.append(Request(index, source, most, least, **how))
         groups: list[list[dict[str, Any]]] = [[] for _ in requests]
         rows = len(requests) * self.rows
-        done = speculative_decode(*self.roles, requests, rows, self.stats, Constraints(self.symbols), self.device)
+        done = speculative_decode(self.roles, requests, rows, self.stats, Constraints(self.symbols), self.device)
         for output in sorted(done, key=lambda output: output.output):
             groups[output.index].append(self.hypothesis(output))
         return [sorted(group, key=lambda hypothesis: -hypothesis["score"]) for group in groups]
@@ -136,7 +136,7 @@ class BeamGenerator(EngineGenerator):
         size = min(options.beam, len(dictionaries[1]) - 1)
         self.beam = Beam(size, "fairseq", self.length_penalty, min(size, options.nbest), options.unkpen)
         self.rows = size
-        self.roles = *assemble(read_loaded(models[0]), None, self.device, self.dtype), TopBetaTau(), FixedLength(0)
+        self.roles = Roles(*assemble(read_loaded(models[0]), None, self.device, self.dtype), TopBetaTau(), FixedLength(0))
 
     def how(self, line: int) -> dict[str, Any]:
         return {"beam": self.beam}
@@ -171,7 +171,7 @@ class SpeculativeGenerator(EngineGenerator):
         fixed = block_size or beta > 1  # with tolerance, the draft length changes the output
         length = block_size or drafter.block_size
         rule = TopBetaTau(beta, math.inf if tau is None else tau)
-        self.roles = *roles, rule, FixedLength(length) if fixed else Throughput(length)
+        self.roles = Roles(*roles, rule, FixedLength(length) if fixed else Throughput(length))
         atexit.register(self.log_stats)  # fairseq has no hook for the end
 
     def how(self, line: int) -> dict[str, Any]:

@@ -7,7 +7,6 @@ Read as lines, the keys and code of a structured file would be translated too. E
 from pathlib import PurePath
 
 COMPRESSED = (".gz", ".zst")
-LANGUAGES_TOO = frozenset(["arb", "ts"])
 _ENDINGS = """
 yaml yml toml ini cfg conf env properties desktop plist json json5 jsonc jsonl ndjson geojson webmanifest hjson
 strings stringsdict xcstrings arb resx resw rc ftl po pot mo

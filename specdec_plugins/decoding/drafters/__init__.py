@@ -17,8 +17,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
-from specdec_plugins.decoding.backends import LoadedModel, RowState
-from specdec_plugins.decoding.backends.reading import Reading, Visible
+from specdec_plugins.decoding.backends import LoadedModel, Reading, RowState, Visible
 from specdec_plugins.decoding.options import USUAL_BUDGET, Budget
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Request, Source

@@ -9,14 +9,12 @@ B sentences, A blocks per sentence, K block size, S prefix positions, T = S + A 
 
 from dataclasses import dataclass
 
-from specdec_plugins.decoding.backends import LoadedModel
-from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends import LoadedModel, Reading
 from specdec_plugins.decoding.drafters import CachedDrafter, CachedRows, complete, options_of, over_the_verifier
 from specdec_plugins.decoding.drafters.block import drafted, loaded, within_positions
 from specdec_plugins.decoding.drafters.small import shape
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.recipes import Masked
-from specdec_plugins.decoding.roles import Traits
+from specdec_plugins.decoding.roles import Masked, Traits
 from specdec_plugins.decoding.values import Draft, Plan
 from specdec_plugins.formats.spec import DrafterModel, Model
 

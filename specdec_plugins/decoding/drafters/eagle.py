@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specdec_plugins.decoding.backends import LoadedModel
-from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends import LoadedModel, Reading
 from specdec_plugins.decoding.drafters import CachedDrafter, CachedRows, draft_in_turn, matching, options_of, over_the_verifier
 from specdec_plugins.decoding.drafters.block import within_positions
 from specdec_plugins.decoding.prefix import Prefix
@@ -47,7 +46,7 @@ class EagleRow:
 
 
 class EagleDrafter(CachedDrafter[EagleRow]):
-    traits = Traits(needs_verifier=True, wants=FEATURES)
+    traits = Traits(needs_verifier=True, wants=replace(FEATURES, logits=False))
 
     def __init__(self, model: LoadedModel, verifier: LoadedModel, join: Callable[[Array], Array], unknown: Array):
         super().__init__(model)

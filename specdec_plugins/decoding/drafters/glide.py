@@ -9,14 +9,12 @@ B sentences, A blocks per sentence, K block size, T prefix positions, D width.
 
 from dataclasses import dataclass, replace
 
-from specdec_plugins.decoding.backends import LoadedModel, RowState
-from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends import LoadedModel, Reading, RowState
 from specdec_plugins.decoding.drafters import after_the_last, draft_in_turn, joined, kept, options_of, over_the_verifier
 from specdec_plugins.decoding.drafters.block import loaded, within_positions
 from specdec_plugins.decoding.loading import spread
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.recipes import InTurn
-from specdec_plugins.decoding.roles import Drafter, Traits
+from specdec_plugins.decoding.roles import Drafter, InTurn, Traits
 from specdec_plugins.decoding.values import Array, DeviceDraft, Distribution, Draft, Plan
 from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.model.spec import ModelSpec

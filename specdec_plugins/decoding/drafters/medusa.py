@@ -14,14 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from specdec_plugins.decoding.backends import LoadedModel, RowState
-from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends import LoadedModel, Reading, RowState
 from specdec_plugins.decoding.drafters import matching, options_of, over_the_verifier
 from specdec_plugins.decoding.drafters.block import drafted
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.recipes import Vectors
 from specdec_plugins.decoding.requests import Request, Source
-from specdec_plugins.decoding.roles import Drafter, Traits
+from specdec_plugins.decoding.roles import Drafter, Traits, Vectors
 from specdec_plugins.decoding.values import Array, Draft, Plan, Verdict, Want
 from specdec_plugins.formats.arrays import array
 from specdec_plugins.formats.spec import DrafterModel, Model
@@ -66,7 +64,7 @@ class HeadsState:
 class HeadsDrafter(Drafter):
     """Decoding with heads of any kind."""
 
-    traits = Traits(needs_verifier=True, follows=True, trees=True, wants=Want(features=True))
+    traits = Traits(needs_verifier=True, follows=True, trees=True, wants=Want(features=True, logits=False))
 
     def __init__(
         self,

@@ -7,8 +7,7 @@ Speculative decoding as first published (Leviathan et al. 2023, arXiv 2211.17192
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from specdec_plugins.decoding.backends import LoadedModel
-from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends import LoadedModel, Reading
 from specdec_plugins.decoding.drafters import (
     CachedDrafter,
     CachedRows,

@@ -28,7 +28,7 @@ class WindowState:
 
 
 class WindowDrafter(Drafter):
-    traits = Traits(needs_verifier=True, wants=Want(attention=True))
+    traits = Traits(needs_verifier=True, wants=Want(attention=True, logits=False))
 
     def __init__(self, model: LoadedModel, budget: Budget):
         self.model, self.budget = model, budget

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec_plugins.decoding.backends.torch.cache import hide
 from specdec_plugins.decoding.backends.torch.layers import through, whole
+from specdec_plugins.decoding.backends.torch.state import hide
 from specdec_plugins.decoding.drafters.block_causal import Options
 from specdec_plugins.decoding.drafters.small import shape
 from specdec_plugins.decoding.networks.decoder import adopt, decoder_of, initial

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from specdec_plugins.decoding.backends.torch.cache import hide
 from specdec_plugins.decoding.backends.torch.layers import Context, Layer, through
+from specdec_plugins.decoding.backends.torch.state import hide
 from specdec_plugins.decoding.backends.torch.transformer import Decoder
 from specdec_plugins.decoding.backends.torch.weights import Weights
 from specdec_plugins.decoding.loading import spread

@@ -25,10 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec_plugins.decoding import drafters
-from specdec_plugins.decoding.backends.reading import Reading
-from specdec_plugins.decoding.backends.torch.cache import hide
+from specdec_plugins.decoding.backends import Reading
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import Placement
+from specdec_plugins.decoding.backends.torch.state import hide
 from specdec_plugins.decoding.backends.torch.tensors import send
 from specdec_plugins.decoding.backends.torch.transformer import Transformer
 from specdec_plugins.decoding.networks.cross_entropy import cross_entropy

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec_plugins.decoding.backends.torch.cache import hide
 from specdec_plugins.decoding.backends.torch.layers import through, whole
+from specdec_plugins.decoding.backends.torch.state import hide
 from specdec_plugins.decoding.drafters.glide import Options, hosted, shape
 from specdec_plugins.decoding.networks.decoder import adopt, decoder_of, initial
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, block_loss

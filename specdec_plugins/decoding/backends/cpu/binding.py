@@ -7,7 +7,6 @@ B rows, D width, V vocabulary, O outputs, I inputs.
 """
 
 import ctypes
-import math
 import os
 import weakref
 from array import array
@@ -16,7 +15,7 @@ from ctypes import byref
 from dataclasses import dataclass, replace
 from itertools import chain
 from threading import local
-from typing import Any, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,9 +44,8 @@ class Handle:
 
     def __init__(self, library: Library, kind: str, *arguments: Any):
         self.library = library
-        pointer: int = getattr(self.library, f"specdec_{kind}")(*arguments)
-        self.pointer = pointer
-        self._free = weakref.finalize(self, getattr(self.library, f"specdec_{kind}_free"), pointer)
+        self.pointer: int = getattr(library, f"specdec_{kind}")(*arguments)
+        self._free = weakref.finalize(self, getattr(library, f"specdec_{kind}_free"), self.pointer)
 
 
 class Team(Handle):
@@ -113,8 +111,7 @@ class NativeLinear(Handle):
         if weight.ndim != 2 or weight.shape[1] % TILE or (bias is not None and bias.shape != weight.shape[:1]):
             shapes = [None if each is None else tuple(each.shape) for each in (weight, bias)]
             raise ValueError(f"weight and bias of a linear layer are {shapes}, not (O, I) and (O,) with I a multiple of {TILE}")
-        outputs, inputs = weight.shape
-        self.make(outputs, inputs, dtype, library)
+        self.make(len(weight), weight.shape[1], dtype, library)
         biases, scales = (None if each is None else floats(each) for each in (bias, scales))
         for first, part in widened(weight):
             own, steps = (None if each is None else each[first : first + len(part)] for each in (biases, scales))
@@ -143,7 +140,7 @@ class NativeLinear(Handle):
 
 @dataclass(frozen=True)
 class Norm:
-    weight: np.ndarray  # (D,)
+    weight: np.ndarray  # (D,) float32, as its bias
     bias: np.ndarray | None
     rms: bool
     eps: float
@@ -160,17 +157,10 @@ class Plane(Handle):
 
     MOST_INPUTS = 1 << 16
 
-    def __init__(self, linear: NativeLinear):
-        self.linear = linear  # which it reads, too
+    def __init__(self, linear: NativeLinear, rows: int):
+        """For passes of up to so many ``rows``."""
+        self.linear, self.rows = linear, rows  # which it reads, too
         super().__init__(linear.library, "plane", linear.pointer)
-        self.rows = self.worth(linear)
-
-    @staticmethod
-    def worth(linear: NativeLinear) -> int:
-        """Rows of a pass up to which a plane saves time; 0: never."""
-        rows = integers([0])
-        linear.library.specdec_plane_rows(linear.pointer, start(rows))
-        return rows[0]
 
 
 class Screen:
@@ -190,6 +180,21 @@ class Screen:
         self.weights = NativeLinear(projected, bias, "int4", library)
 
 
+class Projection(NamedTuple):
+    """To logits, of up to ``cap``. ``gate`` is the successor network's. With a ``screen`` most logits are approximate; by a
+    ``plane`` passes may be screened. ``ends``: eos, and further tokens that end an output, if any."""
+
+    linear: NativeLinear | None = None
+    cap: float | None = None
+    gate: NativeLinear | None = None
+    screen: Screen | None = None
+    plane: Plane | None = None
+    ends: Sequence[int] = ()
+
+
+NO_LOGITS = Projection()
+
+
 class Stack(Handle):
     """An encoder or decoder: an embedding, layers (`add_layer`), and a projection to logits."""
 
@@ -204,24 +209,18 @@ class Stack(Handle):
         zero_start: bool = False,
         embedding_norm: Norm | None = None,
         last_norm: Norm | None = None,
-        projection: NativeLinear | None = None,
-        cap: float | None = None,
-        gate: NativeLinear | None = None,
-        screen: Screen | None = None,
-        plane: Plane | None = None,
-        ends: Sequence[int] = (),
+        output: Projection = NO_LOGITS,
     ):
         """Of a ``side`` of a model, without its norms; those are given. ``tokens`` (V, D), ``positions`` (P, D), ``rotation``
-        (P, K). ``cap``: of logits. ``gate`` is the successor network's. With a ``screen`` of the projection most logits are
-        approximate. Passes may be screened by a ``plane`` of it. ``ends``: eos, and further tokens that end an output, if any.
-        """
-        self.engine, self.projection, self.gate, self.screen, self.plane = engine, projection, gate, screen, plane
+        (P, K)."""
+        self.engine, self.output = engine, output
+        linear, cap, gate, screen, plane, ends = output
         # Passes read them: tokens as they are stored, so that a mapped file's rows are read as they are needed.
         tokens = np.ascontiguousarray(array_of(tokens))
         tokens = tokens if tokens.dtype.name in TABLES else floats(tokens)
         positions, rotation = (None if table is None else floats(table) for table in (positions, rotation))
         self.tables = tokens, positions, rotation
-        self.width, self.vocabulary = side.width, projection.outputs if projection else 0
+        self.width, self.vocabulary = side.width, linear.outputs if linear else 0
         self.linears: list[NativeLinear] = []  # of the layers
         attention, embedding, listed = side.attention, side.embedding, integers(ends)
         call = engine.library.structs["StackCall"](
@@ -242,18 +241,18 @@ class Stack(Handle):
             first=embedding.offset or 0,
             last=0 if positions is None else len(positions) - 1,
             zero_start=zero_start,
-            projection=projection and projection.pointer,
+            projection=linear and linear.pointer,
             gate=gate and gate.pointer,
             basis=screen and screen.basis.pointer,
             screen=screen and screen.weights.pointer,
             plane=plane and plane.pointer,
             logits_cap=cap or 0,
-            ends=start(listed) if ends else None,
+            ends=start(listed),
             ends_count=len(listed),
         )
-        kept_norms = [set_norm(call, name, norm) for name, norm in (("embedding_norm", embedding_norm), ("last_norm", last_norm))]
+        set_norm(call.embedding_norm, embedding_norm)
+        set_norm(call.last_norm, last_norm)
         super().__init__(engine.library, "stack", byref(call))
-        del kept_norms  # until here: the library has copied them
 
     def add_layer(
         self,
@@ -267,45 +266,18 @@ class Stack(Handle):
         writes."""
         self.linears += linears.values()
         call = self.library.structs["LayerCall"](entries=entries, **{name: linear.pointer for name, linear in linears.items()})
-        kept = [set_norm(call, name, norm) for name, norm in norms.items()]
+        for name, norm in norms.items():
+            set_norm(getattr(call, name), norm)
         if relative is not None:
             relative = floats(relative)
             call.relative, call.reach = address(relative), relative.shape[1] // 2
         self.library.specdec_layer(self.pointer, byref(call))
-        del kept
 
 
-def set_norm(call: ctypes.Structure, name: str, norm: Norm | None) -> tuple[np.ndarray | None, ...]:
-    """Describe a norm in a call. Returns what must be kept until the library has copied it."""
-    if norm is None:
-        return ()
-    weight, bias = floats(norm.weight), None if norm.bias is None else floats(norm.bias)
-    given = getattr(call, name)
-    given.weight, given.bias, given.eps, given.rms = address(weight), address(bias), norm.eps, norm.rms
-    return weight, bias
-
-
-VIEWS = 1024  # shapes that a buffer remembers: growing sources and outputs keep making new ones
-
-
-class Buffer(local):
-    """Reused float32 memory of each thread for results that are read before its next pass: allocation costs more than a pass."""
-
-    def __init__(self) -> None:
-        self.memory = np.empty(0, np.float32)
-        self.views: dict[tuple[int, ...], tuple[np.ndarray, int]] = {}
-
-    def view(self, *shape: int) -> tuple[np.ndarray, int]:
-        """An uninitialised array of that shape, and its address."""
-        if shape not in self.views:
-            if len(self.views) >= VIEWS:
-                self.views.clear()
-            size = math.prod(shape)
-            if self.memory.size < size:
-                self.memory = np.empty(2 * size, np.float32)
-                self.views.clear()
-            self.views[shape] = self.memory[:size].reshape(shape), address(self.memory)
-        return self.views[shape]
+def set_norm(given: ctypes.Structure, norm: Norm | None) -> None:
+    """Describe a norm in a call, which copies it."""
+    if norm is not None:
+        given.weight, given.bias, given.eps, given.rms = address(norm.weight), address(norm.bias), norm.eps, norm.rms
 
 
 def integers(*parts: Iterable[int]) -> "array[int]":
@@ -323,9 +295,6 @@ def floats(values: Any) -> np.ndarray:
     return np.ascontiguousarray(array_of(values), np.float32)
 
 
-@overload
-def address(values: np.ndarray) -> int: ...
-@overload
-def address(values: None) -> None: ...
-def address(values: np.ndarray | None) -> int | None:
+def address(values: np.ndarray | None) -> Any:
+    """An array's address; None for none."""
     return None if values is None else address_of(values)

@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from specdec_plugins.decoding.backends.candidates import numbered
-from specdec_plugins.decoding.backends.cpu.binding import Buffer, address, integers, start
+from specdec_plugins.decoding.backends.cpu.binding import address, integers, start
+from specdec_plugins.decoding.backends.cpu.passes import Buffer
 from specdec_plugins.decoding.backends.cpu.rules import successor_tables
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.recipes import InTurn, Masked, Recipe, Vectors
+from specdec_plugins.decoding.roles import InTurn, Masked, Recipe, Vectors
 from specdec_plugins.decoding.values import LOGITS, Want
 from specdec_plugins.model.spec import Symbols
 
@@ -47,8 +48,8 @@ class Drafting:
         cache.cache.reserve(cache.targets.bound, positions)
         self.call.caches = cache.caches()
         self.call.logits = self.model.logits.view(rows, longest, self.model.stack.vocabulary)[1]
-        if self.model.stack.gate:
-            self.call.gates = self.model.gates.view(rows, longest, self.model.stack.gate.outputs)[1]
+        if self.model.stack.output.gate:
+            self.call.gates = self.model.gates.view(rows, longest, self.model.stack.output.gate.outputs)[1]
         return cache
 
     def begin(self, state: Any, rows: list[int], prefix: Prefix, longest: int) -> list[list[int]]:

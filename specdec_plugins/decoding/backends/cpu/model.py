@@ -13,25 +13,24 @@ from typing import Any
 
 import numpy as np
 
+from specdec_plugins.decoding.backends import Reading
 from specdec_plugins.decoding.backends.cpu.binding import (
     DTYPES,
     TILE,
-    Buffer,
     Engine,
     NativeLinear,
+    Projection,
     Stack,
     address,
     floats,
     integers,
     start,
 )
-from specdec_plugins.decoding.backends.cpu.cache import KVCache
-from specdec_plugins.decoding.backends.cpu.passes import BlockPass, CausalPass
+from specdec_plugins.decoding.backends.cpu.passes import BlockPass, Buffer, CausalPass
 from specdec_plugins.decoding.backends.cpu.runner import CpuRunner
-from specdec_plugins.decoding.backends.cpu.state import SlottedState
+from specdec_plugins.decoding.backends.cpu.state import KVCache, SlottedState
 from specdec_plugins.decoding.backends.cpu.weights import Embeddings, Output, Rounded, Weights, plane_of, screen_of
-from specdec_plugins.decoding.backends.reading import Reading
-from specdec_plugins.decoding.backends.sources import Sources
+from specdec_plugins.decoding.backends.state import Sources
 from specdec_plugins.decoding.compiled import Library, library
 from specdec_plugins.decoding.loading import SUCCESSOR, same_encoder
 from specdec_plugins.decoding.prefix import Prefix
@@ -177,7 +176,7 @@ class CpuModel:
         self.output_kind = kind = weights.output_kind
         same = other is not None and other.output_kind == kind and other.projected is output.weight
         if other and same:
-            projection = other.stack.projection
+            projection = other.stack.output.linear
         else:
             projection = weights.packed("decoder.output_projection", kind, [output.weight], output.bias)
         self.successor, self.copy = output.successor, output.copy
@@ -185,12 +184,14 @@ class CpuModel:
         self.stack: Stack = weights.stack(
             "decoder",
             output.norm,
-            projection=projection,
-            cap=self.spec.output.cap,
-            gate=self.successor and self.successor.gate,
-            screen=screen_of(output, kind, engine),
-            plane=None if weights.drafts or self.spec.ends else plane_of(projection, self.spec, kind),
-            ends=(self.spec.symbols.eos, *self.spec.ends) if self.spec.ends and output.vocabulary is None else (),
+            Projection(
+                projection,
+                self.spec.output.cap,
+                self.successor and self.successor.gate,
+                screen_of(output, kind, engine),
+                None if weights.drafts or self.spec.ends else plane_of(projection, self.spec, kind),
+                self.spec.all_ends if output.vocabulary is None else (),
+            ),
         )
         side = self.spec.decoder
         self.layers, self.entry = side.layers, 2 * side.key_width

@@ -3,20 +3,22 @@
 B rows, Q tokens read, W of them with a prediction, S source positions, C candidates, D width, V vocabulary.
 """
 
+import math
 from array import array
 from collections.abc import Sequence
 from ctypes import Structure, addressof, byref
 from dataclasses import replace
+from threading import local
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specdec_plugins.decoding.backends import NOT_WANTED, Reading
 from specdec_plugins.decoding.backends.candidates import Candidates
-from specdec_plugins.decoding.backends.cpu.binding import Buffer, address, floats, integers, start
+from specdec_plugins.decoding.backends.cpu.binding import address, floats, integers, start
 from specdec_plugins.decoding.backends.cpu.candidates import best_few, candidates_of
 from specdec_plugins.decoding.backends.cpu.rules import Choosing, Judging, NativeRepeats
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
-from specdec_plugins.decoding.backends.reading import NOT_WANTED, Reading
 from specdec_plugins.decoding.compiled import kernels
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Beam, Tolerance
@@ -30,6 +32,27 @@ if TYPE_CHECKING:
     from specdec_plugins.decoding.backends.cpu.model import CpuModel
 
 BLOCK = 16  # attention is written in whole blocks of positions, at most this long (`W` in vectors.h)
+VIEWS = 1024  # shapes that a buffer remembers: growing sources and outputs keep making new ones
+
+
+class Buffer(local):
+    """Reused float32 memory of each thread for results that are read before its next pass: allocation costs more than a pass."""
+
+    def __init__(self) -> None:
+        self.memory = np.empty(0, np.float32)
+        self.views: dict[tuple[int, ...], tuple[np.ndarray, int]] = {}
+
+    def view(self, *shape: int) -> tuple[np.ndarray, int]:
+        """An uninitialised array of that shape, and its address."""
+        if shape not in self.views:
+            if len(self.views) >= VIEWS:
+                self.views.clear()
+            size = math.prod(shape)
+            if self.memory.size < size:
+                self.memory = np.empty(2 * size, np.float32)
+                self.views.clear()
+            self.views[shape] = self.memory[:size].reshape(shape), address(self.memory)
+        return self.views[shape]
 
 
 class CpuPass:
@@ -218,8 +241,8 @@ def results_of(
 
     if want.logits:
         add("logits", model.logits, model.stack.vocabulary)
-    if want.logits and model.stack.gate:
-        add("gates", model.gates, model.stack.gate.outputs)
+    if want.logits and model.stack.output.gate:
+        add("gates", model.gates, model.stack.output.gate.outputs)
     if want.features:
         add("features", model.features, model.width)
     if want.attention:

@@ -9,6 +9,7 @@ B rows without a search, S rows of searches, K drafted tokens.
 import time
 from array import array
 from ctypes import byref
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -25,10 +26,10 @@ from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Step
-from specdec_plugins.decoding.roles import Acceptance, Drafter, Verifier
+from specdec_plugins.decoding.roles import Roles
 from specdec_plugins.decoding.runner import Record, Runner
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import LOGITS, Distribution, Draft, Iterations, Plan, Verdict, Want
+from specdec_plugins.decoding.values import NOTHING, Distribution, Draft, Iterations, Plan, Verdict, Want
 
 
 class CpuRunner(Runner):
@@ -36,17 +37,17 @@ class CpuRunner(Runner):
 
     verifying: SlottedState
 
-    def __init__(self, drafter: Drafter, verifier: Verifier, acceptance: Acceptance, rows: int, constraints: Constraints):
-        super().__init__(drafter, verifier, acceptance, rows, constraints)
-        self.model: Any = verifier.model  # type: ignore[attr-defined]
+    def __init__(self, roles: Roles, rows: int, constraints: Constraints):
+        super().__init__(roles, rows, constraints)
+        self.model: Any = roles.verifier.model  # type: ignore[attr-defined]
         symbols, self._banned = constraints.symbols, integers(constraints.banned)
         self.call = self.model.engine.library.structs["RunCall"](
             verifier=self.model.stack.pointer, eos=symbols.eos, banned_count=len(self._banned), banned=start(self._banned)
         )
         self.searches = Searches(self.call.search, constraints)
-        recipe = drafter.recipe()
+        recipe = self.drafter.recipe()
         model: Any = recipe and recipe.model
-        here = model is not None and model.runner is verifier.runner and model.engine is self.model.engine
+        here = model is not None and model.runner is self.verifier.runner and model.engine is self.model.engine
         self.native = drafting_by(recipe, self.call.draft, symbols) if recipe and here else None  # None: the drafter proposes
 
     def iterate(self, prefix: Prefix, plan: Plan, times: int, stats: DecodeStats) -> Record | None:
@@ -60,7 +61,7 @@ class CpuRunner(Runner):
                 return None
             stats.lap("drafting", prefix.device)
         observes = self.drafter.observes and (asks or (self.native is None and self.drafter.traits.follows))
-        batch = Batch(self, prefix, plan, draft, tolerance, self.drafter.traits.wants if observes else None)
+        batch = Batch(self, prefix, plan, draft, tolerance, self.drafter.traits.wants if observes else NOTHING)
         encoding = batch.run(1 if asks or observes else times)
         done, call, alone = batch.iterations(), self.call, batch.alone
         order, over, searched = self.searches.place(alone, self.verifying, prefix, call.taken, batch.draft)
@@ -91,6 +92,8 @@ class CpuRunner(Runner):
         eos, draft = batch.prefix.symbols.eos, batch.draft
         accepted, own = [step.accepted for step in done.steps], [eos if step.own is None else step.own for step in done.steps]
         verdict, seen = Verdict(accepted, own, done.scores, done.cut, batch.paths()), CpuPass.of(self.model, **batch.results)
+        if not batch.observed.logits:
+            del seen.results["logits"]  # perhaps bounds
         if order is None:
             return self.drafter.observe(self.drafting, seen, draft, verdict)
         places = {row: place for place, row in enumerate(batch.read)}
@@ -109,10 +112,8 @@ class CpuRunner(Runner):
 class Batch:
     """A call of the kernels for the rows of a prefix: what it reads, and what it writes."""
 
-    def __init__(
-        self, runner: CpuRunner, prefix: Prefix, plan: Plan, draft: Draft | None, tolerance: Tolerance, want: Want | None
-    ):
-        """Without a ``draft`` the call drafts itself. ``want``: what the drafter observes of the last pass, if it does."""
+    def __init__(self, runner: CpuRunner, prefix: Prefix, plan: Plan, draft: Draft | None, tolerance: Tolerance, want: Want):
+        """Without a ``draft`` the call drafts itself. ``want``: what the drafter observes of the last pass."""
         self.runner, self.prefix, self.plan, self.tolerance, self.observed = runner, prefix, plan, tolerance, want
         self.call, self.state = runner.call, runner.verifying
         self.drafting = runner.native if draft is None else None
@@ -130,8 +131,8 @@ class Batch:
         call, state, model, prefix = self.call, self.state, self.runner.model, self.prefix
         batch, needed = len(self.alone), prefix.longest + self.longest + 1
         state.encode()
-        plane = model.stack.plane
-        call.screened = 0 if self.observed or plane is None else plane.rows
+        plane = model.stack.output.plane
+        call.screened = 0 if self.observed.logits or plane is None else plane.rows
         call.batch, call.longest, call.steps = batch, self.longest, min(times, model.spec.decoder.max_positions)
         searching = self.runner.searches.begin(state, prefix, call.steps, self.draft)
         self.read = self.alone + self.runner.searches.rows
@@ -146,7 +147,7 @@ class Batch:
                 began = time.perf_counter()
                 drafter_state = self.drafting.prepare(self.runner.drafting, batch, self.longest, needed)
                 encoding = time.perf_counter() - began
-        want = self.drafting.wants if self.drafting else self.observed or LOGITS
+        want = self.drafting.wants if self.drafting else replace(self.observed, logits=True)
         self.results, fields = results_of(model, state, want, batch + searching, self.longest + 1)
         for name, value in fields.items():
             setattr(call, name, value)

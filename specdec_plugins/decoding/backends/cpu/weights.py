@@ -4,21 +4,25 @@ D width, V vocabulary, L layers, H heads, K width of a head, G width of a succes
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from specdec_plugins.decoding.backends.cpu.binding import (
     GROUPS,
+    NO_LOGITS,
     TILE,
     Engine,
     NativeLinear,
     Norm,
     Plane,
+    Projection,
     Screen,
     Stack,
     floats,
+    integers,
     mapped,
+    start,
 )
 from specdec_plugins.decoding.backends.cpu.panels import linear_of
 from specdec_plugins.decoding.loading import COPY, DRAFT_VOCABULARY, SUCCESSOR, spread
@@ -81,8 +85,8 @@ class Weights:
     def norm(self, name: str, spec: parts.Norm) -> Norm:
         return Norm(floats(self(f"{name}.weight")), floats(self(f"{name}.bias")) if spec.bias else None, spec.rms, spec.eps)
 
-    def stack(self, name: str, last: Norm | None, **output: Any) -> Stack:
-        """The side ``name``, with its ``last`` norm; ``output`` are options of `Stack` for its results."""
+    def stack(self, name: str, last: Norm | None, output: Projection = NO_LOGITS) -> Stack:
+        """The side ``name``, with its ``last`` norm."""
         side: SideSpec = getattr(self.spec, name)
         rotary, placed, cross = side.attention.rotary, side.embedding.offset is not None, name == "decoder"
         stack = Stack(
@@ -94,7 +98,7 @@ class Weights:
             zero_start=cross and self.spec.zero_start,
             embedding_norm=self.norm(f"{name}.layernorm_embedding", side.norm) if side.embedding.norm else None,
             last_norm=last,
-            **output,
+            output=output,
         )
         entries = spread(side.layers, self.hosts) if self.hosts and cross else range(side.layers)
         for index, place in enumerate(entries):
@@ -192,7 +196,15 @@ def plane_of(projection: NativeLinear | None, spec: ModelSpec, kind: str) -> Pla
     """Of a verifier's int8 output layer, where it saves time. A cap is not monotone to the last bit."""
     if projection is None or kind != "int8" or spec.output.cap or projection.inputs > Plane.MOST_INPUTS:
         return None
-    return Plane(projection) if Plane.worth(projection) else None
+    rows = plane_rows(projection)
+    return Plane(projection, rows) if rows else None
+
+
+def plane_rows(linear: NativeLinear) -> int:
+    """Rows of a pass up to which a plane saves time; 0: never."""
+    rows = integers([0])
+    linear.library.specdec_plane_rows(linear.pointer, start(rows))
+    return rows[0]
 
 
 class Embeddings:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.torch.cache import KVCache
+from specdec_plugins.decoding.backends.torch.state import KVCache
 
 log = logging.getLogger(__name__)
 Inputs = Mapping[str, Tensor | tuple[Tensor, ...]]  # by parameter; tuples are NamedTuples

@@ -14,14 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.reading import Reading
-from specdec_plugins.decoding.backends.sources import Sources
+from specdec_plugins.decoding.backends import Reading
+from specdec_plugins.decoding.backends.state import Sources
 from specdec_plugins.decoding.backends.torch.arrays import tensor
-from specdec_plugins.decoding.backends.torch.cache import KVCache, hide, span
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Executor, Results
 from specdec_plugins.decoding.backends.torch.layers import Attention, Context, Layer, through, whole
 from specdec_plugins.decoding.backends.torch.passes import Choosing, TorchPass
-from specdec_plugins.decoding.backends.torch.state import DenseState
+from specdec_plugins.decoding.backends.torch.state import DenseState, KVCache, hide, span
 from specdec_plugins.decoding.backends.torch.tensors import pad_rows, prefix_tokens, send, source_tokens
 from specdec_plugins.decoding.backends.torch.transformer import Transformer, beginning, heads
 from specdec_plugins.decoding.backends.torch.visibility import ancestry, distances, visibility

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends import Reading
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.placement import Placement
 from specdec_plugins.decoding.backends.torch.transformer import Decoder, Encoder, Transformer

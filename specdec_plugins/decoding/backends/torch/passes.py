@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from specdec_plugins.decoding.backends import NOT_WANTED
 from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, numbered
-from specdec_plugins.decoding.backends.reading import NOT_WANTED
 from specdec_plugins.decoding.backends.torch import trees
 from specdec_plugins.decoding.backends.torch.candidates import candidates_of, forbid
 from specdec_plugins.decoding.backends.torch.graphs import Executor, Results

@@ -1,4 +1,4 @@
-"""Models' arrays as tensors on a device, each placed once, and `Transformer`s of them."""
+"""Loads models for PyTorch's passes: their arrays as tensors on a device, each placed once, and what runs over them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,11 +8,15 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.backends.torch.arrays import tensor
+from specdec_plugins.decoding.backends.torch.graphs import EAGER, Executor, Recorder, cuda_graphs
+from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import Transformer
 from specdec_plugins.decoding.loading import Verifier, checked, same_encoder
 from specdec_plugins.formats.arrays import addresses
 from specdec_plugins.formats.files import unload
 from specdec_plugins.formats.spec import DrafterModel
+
+RECORDINGS = 1 / 8  # of a GPU's memory that recorded passes may take
 
 
 class Placement:
@@ -50,3 +54,24 @@ def load_pair(
         second = Transformer.load(placed, model.encoder if same_encoder(verifier, drafter) else None)
     unload(addresses(read))
     return model, second
+
+
+def load(
+    verifier: Verifier, drafter: DrafterModel | None, device: str, dtype: str, threads: int
+) -> tuple[TorchModel, TorchModel | None]:
+    """Both models; None for a drafter that is not one of our Transformers. Raises UnsupportedModel."""
+    torch.set_num_threads(threads)
+    first, second = load_pair(verifier, drafter, device, getattr(torch, dtype))
+    executor: Executor = EAGER
+    if device.startswith("cuda"):
+        memory = torch.cuda.get_device_properties(device).total_memory
+        executor = Recorder(cuda_graphs(device), most=int(RECORDINGS * memory))
+    return TorchModel(first, executor), TorchModel(second, executor) if second else None
+
+
+def check(device: str) -> None:
+    """Raise ValueError for a device that is not available."""
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {device}: {str(error).splitlines()[0]}") from None

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.torch.cache import hide
 from specdec_plugins.decoding.backends.torch.layers import Embedding, Layer, capped, ended, rotation_of, through, turn, whole
+from specdec_plugins.decoding.backends.torch.state import hide
 from specdec_plugins.decoding.backends.torch.tensors import send, source_tokens
 from specdec_plugins.decoding.backends.torch.weights import Weights
 from specdec_plugins.decoding.loading import COPY, DRAFT_VOCABULARY, SUCCESSOR, spread
@@ -100,8 +100,8 @@ class Decoder:
             embeddings = embeddings[self.vocabulary]
             self.projection = embeddings if tied else self.projection[self.vocabulary]
             self.bias = None if self.bias is None else self.bias[self.vocabulary]
-        several = (spec.symbols.eos, *spec.ends) if spec.ends and self.vocabulary is None else None
-        self.ends = None if several is None else torch.tensor(several, device=embeddings.device)
+        ends = spec.all_ends if self.vocabulary is None else ()
+        self.ends = torch.tensor(ends, device=embeddings.device) if ends else None
         successor = drafts and f"{SUCCESSOR}.out.weight" in weights
         self.successor = Successor(weights, embeddings, self.projection) if successor else None
         self.copy = weights(COPY) if drafts and COPY in weights else None  # (D, D)

@@ -134,7 +134,7 @@ EXPORTED(int, encode, Engine* engine, const Stack* stack, int64_t batch, int64_t
                     rows.push_back({.token = *tokens++, .slot = end - first, .position = s, .visible = lengths[end], .entry = s,
                                     .source_slot = 0, .source = 0, .target = end * longest + s, .mask = false, .wanted = true});
             const size_t size = size_t(end - first) * longest * stack->entry();
-            if (entries.size() < size) entries.resize(size);
+            grow(entries, size);
             const Pass pass{{entries.data(), 0, longest * stack->entry()}, {}, nullptr, false, false, output, nullptr, nullptr};
             Forward forward(*stack, pass, engine->team, engine->scratch);
             engine->team.run([&](int member) { forward.run(member); });

@@ -43,8 +43,18 @@ struct Engine {
         judge.vocabulary = vocabulary;
         judge.forbidden.assign(banned, banned + count);
         judge.forbidden.push_back(eos);
-        if (kept.size() < team.size * judge.forbidden.size()) kept.resize(team.size * judge.forbidden.size());
+        grow(kept, team.size * judge.forbidden.size());
         repeated.resize(team.size), excluded.resize(team.size), computed.assign(team.size, 0);
+    }
+    // The same, with memory for judging so many results; `draws` if rows sample.
+    void reserve(const JudgeCall& call, int64_t vocabulary, size_t results, const Draws* draws) {
+        forbid(vocabulary, call.eos, call.banned_count, call.banned);
+        grow(chosen, results);
+        if (draws) grow(weights, team.size * weights_of(vocabulary));
+    }
+    float* kept_by(int member) { return &kept[member * judge.forbidden.size()]; }
+    float* weights_by(int member, const Draws* draws) {
+        return draws ? &weights[member * weights_of(judge.vocabulary)] : nullptr;
     }
     // Memory for the bounds of a pass over scratch.rows; none without a plane.
     Bounds bounds_of(const Plane* plane, int64_t results) {
@@ -118,7 +128,7 @@ void branch_rows(std::vector<Row>& rows, std::vector<int64_t>& paths, int64_t ba
             own[k].visible = own[k].position + 1;
             size += own[k].visible.to - reads[b].position;
         }
-    if (paths.size() < size) paths.resize(size);
+    grow(paths, size);
     int64_t* next = paths.data();
     parents -= rows.size(), own = rows.data();
     for (int64_t b = 0; b < batch; own += reads[b].tokens, parents += reads[b].tokens, ++b)
@@ -159,8 +169,7 @@ struct Choice {
         for (int64_t b = 0; b < batch; ++b)
             for (int64_t k = 0; k < call.rows[b].drafted; ++k) positions.push_back(b * width + k);
         const size_t size = gates || draws ? batch * width * call.candidates : 0;
-        if (engine.candidates.size() < size) engine.candidates.resize(size);
-        if (engine.totals.size() < size) engine.totals.resize(size);
+        grow(engine.candidates, size), grow(engine.totals, size);
     }
 
     void run(Engine& engine, int member) const {
@@ -222,20 +231,14 @@ struct Judging {
     const Bounds* bounds = nullptr;  // in place of logits, where no row samples or wants scores
 
     // Called before the team runs.
-    void reserve(Engine& engine, int64_t vocabulary) const {
-        engine.forbid(vocabulary, call.eos, call.banned_count, call.banned);
-        if (engine.chosen.size() < size_t(batch * width)) engine.chosen.resize(batch * width);
-        const size_t weights = draws ? engine.team.size * weights_of(vocabulary) : 0;
-        if (engine.weights.size() < weights) engine.weights.resize(weights);
-    }
+    void reserve(Engine& engine, int64_t vocabulary) const { engine.reserve(call, vocabulary, batch * width, draws); }
 
     // Members take the positions of a row in turn: first to choose a token at each, until they refuse one themselves, which
     // bounds the work past the first refusal; then to score the tokens up to that, where the row wants scores.
     void run(Engine& engine, int member) const {
         const Judge& judge = engine.judge;
         const int size = engine.team.size;
-        float* kept = &engine.kept[member * judge.forbidden.size()];
-        float* weights = draws ? &engine.weights[member * weights_of(judge.vocabulary)] : nullptr;
+        float *kept = engine.kept_by(member), *weights = engine.weights_by(member, draws);
         for (int64_t b = 0; b < batch; ++b) {
             const int64_t offered = call.rows[b].drafted;
             const Draft draft{drafts[b], offered, call.rows[b], draws && draws[b].some() ? draws + b : nullptr, origin(b),

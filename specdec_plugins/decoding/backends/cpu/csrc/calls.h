@@ -205,7 +205,7 @@ SHARED_STRUCT(DecodeRow,
 SHARED_STRUCT(StepRow,
     int64_t drafted, accepted, own, cut;
 )
-// How drafts come about: see recipes.py. `recipe` is a `Recipe` of drafts.h; GIVEN needs no more.
+// How drafts come about: see roles.py. `recipe` is a `Recipe` of drafts.h; GIVEN needs no more.
 SHARED_STRUCT(DraftCall,
     int64_t recipe;
     const Stack* stack;

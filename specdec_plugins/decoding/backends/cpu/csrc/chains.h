@@ -13,7 +13,7 @@
 
 namespace {
 
-enum Recipe { GIVEN, IN_TURN, MASKED, FROM_VECTORS };  // of drafts: see recipes.py
+enum Recipe { GIVEN, IN_TURN, MASKED, FROM_VECTORS };  // of drafts: see roles.py
 
 class Chains {
   public:

@@ -1,4 +1,4 @@
-// How the drafts of an iteration come about: see recipes.py.
+// How the drafts of an iteration come about: see roles.py.
 //
 // B rows of the batch, K maximum draft length, D width, V vocabulary, C candidates.
 #pragma once

@@ -9,195 +9,14 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
-#include "attention.h"
-#include "calls.h"
-#include "linear.h"
-#include "screen.h"
+#include "pass.h"
 #include "select.h"
 #include "team.h"
-#include "vectors.h"
 
 namespace {
-
-struct Norm {
-    std::vector<float> weight, bias;
-    float eps = 0;
-    bool rms = false;
-
-    Norm() = default;
-    Norm(const NormCall& call, int width) : eps(float(call.eps)), rms(call.rms) {
-        if (call.weight) weight.assign(call.weight, call.weight + width), bias.resize(width);
-        if (call.bias) bias.assign(call.bias, call.bias + width);
-    }
-    bool empty() const { return weight.empty(); }
-    void operator()(const float* x, float* to) const {  // x and to may be the same
-        const int width = int(weight.size());
-        float mean = 0, variance = 0;
-        Floats total = 0;
-        if (!rms) {
-            for (int i = 0; i < width; i += W) total += load(x + i);
-            mean = sum(total) / width;
-        }
-        total = 0;
-        for (int i = 0; i < width; i += W) total = fma(load(x + i) - mean, load(x + i) - mean, total);
-        variance = sum(total) / width;
-        const float factor = 1 / std::sqrt(variance + eps);
-        for (int i = 0; i < width; i += W) store(to + i, fma((load(x + i) - mean) * factor, load(&weight[i]), load(&bias[i])));
-    }
-};
-
-enum Activation { RELU, GELU, GELU_TANH, SWISH };
-
-// The norms around a part of a layer.
-struct Residual {
-    Norm norm, after;  // before the part or after the sum; and after the part, before the sum
-};
-
-struct Layer {
-    const Linear *qkv, *out, *cross_query, *cross_out, *fc1, *fc2, *gate;  // the cross ones are NULL in an encoder
-    Residual self, cross, final;
-    Norm query, key, cross_query_norm, cross_key;  // of each head
-    std::vector<float> relative;                   // see `HeadShape`
-    int reach;
-    int64_t entries;  // the layer of the caches that it reads and writes
-
-    Layer(const LayerCall& call, int width, int head_width, int heads)
-        : qkv(call.qkv), out(call.out), cross_query(call.cross_query), cross_out(call.cross_out), fc1(call.fc1), fc2(call.fc2),
-          gate(call.gate), self{{call.norm, width}, {call.after_norm, width}},
-          cross{{call.cross_norm, width}, {call.cross_after_norm, width}},
-          final{{call.final_norm, width}, {call.final_after_norm, width}}, query(call.query_norm, head_width),
-          key(call.key_norm, head_width), cross_query_norm(call.cross_query_norm, head_width),
-          cross_key(call.cross_key_norm, head_width), reach(int(call.reach)), entries(call.entries) {
-        for (int head = 0; call.relative && head < heads; ++head)
-            for (int ahead = -reach - W; ahead < reach + W; ++ahead)
-                relative.push_back(call.relative[head * (2 * reach + 1) + std::clamp(ahead, -reach, reach) + reach]);
-    }
-};
-
-enum Table { TABLE_FLOAT32, TABLE_BFLOAT16, TABLE_FLOAT16 };
-
-struct Embedding {
-    const void* tokens;      // (V, D), of this `kind`
-    Table kind;
-    const float* positions;  // (positions, D); NULL: tokens are not placed
-    float scale;
-    int64_t first, last;  // rows of `positions` for position 0 and for the last one
-    bool zero_start;      // the token embedding at position 0 counts as zero
-    Norm norm;            // empty if there is none
-
-    // A token's embedding: in the table, or widened -> to (D).
-    const float* of(int64_t token, int width, float* to) const {
-        if (kind == TABLE_FLOAT32) return static_cast<const float*>(tokens) + token * width;
-        const uint16_t* from = static_cast<const uint16_t*>(tokens) + token * width;
-        return kind == TABLE_BFLOAT16 ? widened<from_bfloat16>(from, width, to) : widened<from_float16>(from, width, to);
-    }
-
-  private:
-    // A parameter of the template, not of the function, so that the loop is one of vectors.
-    template <float (*Widen)(uint16_t)>
-    static const float* widened(const uint16_t* from, int width, float* to) {
-        std::transform(from, from + width, to, Widen);
-        return to;
-    }
-};
-
-enum Norms { AFTER, BEFORE, BOTH };
-
-struct Stack {
-    int width, heads, key_heads, size;  // D, H, G, K
-    Activation activation;
-    Norms norms;
-    float scale, cap;  // of attention scores
-    const float* rotation;
-    int64_t turned;
-    Embedding embedding;
-    Norm last;                 // empty if there is none
-    const Linear* projection;  // NULL in an encoder
-    const Linear* gate;        // of the successor network; NULL if there is none
-    const Linear *basis, *screen;  // of a drafter's screen: see `Forward::screen`; NULL if it has none
-    const Plane* plane;            // of the projection; NULL if it has none
-    float logits_cap;
-    std::vector<int64_t> ends;  // tokens that end an output, eos first; empty: eos alone
-    std::vector<Layer> layers{};
-
-    explicit Stack(const StackCall& call)
-        : width(int(call.width)), heads(int(call.heads)), key_heads(int(call.key_heads)), size(int(call.head_width)),
-          activation(Activation(call.activation)), norms(Norms(call.norms)),
-          scale(call.scale ? float(call.scale) : 1 / std::sqrt(float(call.head_width))), cap(float(call.cap)),
-          rotation(call.rotation), turned(call.turned),
-          embedding{call.tokens, Table(call.kind), call.positions, float(call.embedding_scale), call.first, call.last,
-                    bool(call.zero_start), {call.embedding_norm, int(call.width)}},
-          last(call.last_norm, int(call.width)), projection(call.projection), gate(call.gate), basis(call.basis),
-          screen(call.screen), plane(call.plane), logits_cap(float(call.logits_cap)),
-          ends(call.ends, call.ends + call.ends_count) {}
-    int queries() const { return heads * size; }            // numbers of a query
-    int entry() const { return 2 * key_heads * size; }      // and of an entry
-    HeadShape shape(const Layer* layer) const {  // of self-attention in a layer; NULL: of cross-attention
-        HeadShape found{heads, size, heads / key_heads, scale, cap};
-        if (layer && !layer->relative.empty()) found.relative = layer->relative.data(), found.reach = layer->reach;
-        return found;
-    }
-};
-
-// Keys and values by layer, slot and position: 2 G K numbers each. Strides count numbers.
-struct Entries {
-    float* data;
-    int64_t layer, slot;
-};
-
-// Attention to the source.
-struct Masses {
-    float* data = nullptr;  // (results, size), summed over heads; NULL if not wanted
-    int64_t size = 0;       // positions, in whole blocks of attention
-    int64_t layer = -1;     // -1: summed over all layers
-    uint64_t heads = ~0ull;  // see `Query`
-
-    float* of(int64_t target, int index) const { return data && (layer < 0 || layer == index) ? data + target * size : nullptr; }
-};
-
-// A pass's inputs and outputs besides its rows.
-struct Pass {
-    Entries cache;
-    Entries memory;       // source side; no data for an encoder
-    const float* copied;  // entries of the source copy, by source slot as in `memory`; NULL if the drafter has none
-    bool block;           // position embeddings are added before every layer
-    bool narrowed;        // some rows have no result: the last layer drops them after computing their keys and values
-    float* output;        // (results, V) logits, or (results, D) of a stack without projection; at each row's `target`. NULL: the
-                          // pass ends after the layer of `masses`
-    float* gates;         // (results, R); used if the stack has a gate
-    float* features;      // (results, D), the input of the output layer; NULL if not wanted
-    float* bounds = nullptr;  // (results, panels of the projection) upper bounds of logits in place of these; NULL: not wanted
-    const float* embeddings = nullptr;  // (.., D), indexed by the tokens in place of the token embeddings
-    Masses masses{};
-};
-
-struct Row {
-    int64_t token, slot, position;
-    Seen visible;  // to its self-attention
-    int64_t entry;  // index of its keys and values in the slot: its position, except for nodes of a drafted tree
-    int64_t source_slot;
-    Seen source;     // visible to its cross-attention
-    int64_t target;  // index of its result
-    bool mask;       // a mask of the block drafter; embeds the source copy, if any
-    bool wanted;     // has a result
-};
-
-// Memory that passes reuse.
-struct Scratch {
-    std::vector<Row> rows;
-    std::vector<int64_t> paths;  // of the nodes of drafted trees, concatenated
-    std::vector<float> x, queries, entries, results;
-    Input input, mixed, hidden, reduced;
-    std::vector<float> promise;                 // (N, panels of the projection) their largest approximate logits
-    std::vector<float> norms;                   // (N) lengths of the projection's inputs, of a pass for bounds
-    std::vector<int> bounds;                    // the first row of each member's part
-    std::vector<std::vector<float>> attention;  // of each member
-};
 
 // One pass over scratch.rows. Each member of the team calls `run` with its number. Only the constructor allocates.
 class Forward {
@@ -223,9 +42,8 @@ class Forward {
         mixed.resize(count, stack.queries(), quantised);
         hidden.resize(count, inner, quantised);
         const size_t size = size_t(count) * stack.width, query_size = size_t(count) * stack.queries();
-        if (values.size() < size) values.resize(size);
-        if (queries.size() < query_size) queries.resize(query_size);
-        if (stack.norms == BOTH && results.size() < size) results.resize(size);
+        grow(values, size), grow(queries, query_size);
+        if (stack.norms == BOTH) grow(results, size);
         int64_t longest = 0, path = 0;
         for (const Row& row : rows) {
             longest = std::max({longest, row.visible.end(), row.source.end()});
@@ -459,7 +277,7 @@ class Forward {
         prepare(*layer.fc1, before(layer.final), part);
         const int inner = layer.fc1->outputs;
         const auto inside = [&](int row, int column) { return &hidden.values[size_t(row) * inner] + column; };
-        product(*layer.fc1, input, part, inside, [&](float* to, Floats value) { store(to, activate(value)); });
+        product(*layer.fc1, input, part, inside, [&](float* to, Floats value) { store(to, stack.activate(value)); });
         if (layer.gate)  // each member multiplies what it has written itself
             product(*layer.gate, input, part, inside, [](float* to, Floats value) { store(to, load(to) * value); });
         sync();
@@ -468,13 +286,6 @@ class Forward {
             sync();
         }
         residual(*layer.fc2, hidden, layer.final, part);
-    }
-
-    Floats activate(Floats value) const {
-        return stack.activation == RELU        ? maximum(value, 0.0f)
-               : stack.activation == GELU      ? gelu(value)
-               : stack.activation == GELU_TANH ? gelu_tanh(value)
-                                               : swish(value);
     }
 
     void drop_unwanted(Part& part) {
@@ -529,17 +340,10 @@ class Forward {
                 float* logits = pass.output + rows[row].target * count;
                 for (int i = 0; stack.logits_cap && i < whole; i += W) store(logits + i, capped(load(logits + i), stack.logits_cap));
                 for (int i = whole; stack.logits_cap && i < count; ++i) logits[i] = first(capped(logits[i], stack.logits_cap));
-                order_ends(logits);
+                stack.order_ends(logits);
             });
         }
         if (stack.gate) project(*stack.gate, input, pass.gates, part);
-    }
-
-    // Tokens that end an output exchange their logits, so that eos, the first, has the largest and stands for all of them.
-    void order_ends(float* logits) const {
-        for (size_t sorted = 0; sorted < stack.ends.size(); ++sorted)
-            for (size_t at = sorted; at && logits[stack.ends[at - 1]] < logits[stack.ends[at]]; --at)
-                std::swap(logits[stack.ends[at - 1]], logits[stack.ends[at]]);
     }
 
     // Logits of a large output layer for less than its weights cost: approximate ones, of the hidden state in a basis (R, D) and

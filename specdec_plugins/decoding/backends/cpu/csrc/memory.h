@@ -62,4 +62,10 @@ inline void prefetch(const void* from, int ahead) {
     for (int line = 0; line < SIZE; line += 64) __builtin_prefetch(static_cast<const char*>(from) + ahead + line);
 }
 
+// Makes room for at least so many in memory that is reused.
+template <class Some>
+inline void grow(Some& some, size_t size) {
+    if (some.size() < size) some.resize(size);
+}
+
 }  // namespace

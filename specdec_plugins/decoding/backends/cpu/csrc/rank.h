@@ -17,7 +17,7 @@ struct Ranking {
 
     void run(Engine& engine, int member) const {
         const Judge& judge = engine.judge;
-        float* kept = &engine.kept[member * judge.forbidden.size()];
+        float* kept = engine.kept_by(member);
         for (int64_t i = member; i < count; i += engine.team.size) {
             const int64_t place = call.rows[i].row * width + call.rows[i].result;
             rank(judge, i, logits + place * judge.vocabulary, kept, engine.repeated[member]);

@@ -24,12 +24,9 @@ struct TreeJudging {
 
     // Called before the team runs.
     void reserve(Engine& engine, int64_t vocabulary) {
-        engine.forbid(vocabulary, call.eos, call.banned_count, call.banned);
         starts.assign(1, 0);
         for (int64_t b = 0; b < batch; ++b) starts.push_back(starts[b] + call.rows[b].drafted);
-        if (engine.chosen.size() < size_t(starts[batch])) engine.chosen.resize(starts[batch]);
-        const size_t weights = draws ? engine.team.size * weights_of(vocabulary) : 0;
-        if (engine.weights.size() < weights) engine.weights.resize(weights);
+        engine.reserve(call, vocabulary, starts[batch], draws);
         paths.resize(starts[batch]);
         for (int64_t b = 0; b < batch; ++b)
             for (int64_t node = starts[b]; node < starts[b + 1]; ++node) {
@@ -63,16 +60,12 @@ struct TreeJudging {
         const int64_t place = drafts ? node : starts[b] + parent;
         const int64_t* path = drafts || parent >= 0 ? paths[place].data() : nullptr;
         const int64_t k = path ? paths[place].size() - drafts : 0;
-        return engine.judge(draft_of(b, path, k + drafts), k, at(engine, b, parent), kept(engine, member), engine.repeated[member],
-                            weights(engine, member));
+        return engine.judge(draft_of(b, path, k + drafts), k, at(engine, b, parent), engine.kept_by(member), engine.repeated[member],
+                            engine.weights_by(member, draws));
     }
     Draft draft_of(int64_t b, const int64_t* path, int64_t offered) const {
         return {path, offered, call.rows[b], draws && draws[b].some() ? draws + b : nullptr, {},
                 repeats && repeats[b].size ? repeats + b : nullptr};
-    }
-    static float* kept(Engine& engine, int member) { return &engine.kept[member * engine.judge.forbidden.size()]; }
-    float* weights(Engine& engine, int member) const {
-        return draws ? &engine.weights[member * weights_of(engine.judge.vocabulary)] : nullptr;
     }
 
     // By the rejection rule.
@@ -85,8 +78,8 @@ struct TreeJudging {
             const int64_t* path = end < 0 ? nullptr : paths[starts[b] + end].data();
             float* values = at(engine, b, end);
             size_t tried;
-            const Chosen chosen = engine.judge(draft_of(b, path, depth), depth, tokens, tried, values, kept(engine, member),
-                                               engine.repeated[member], weights(engine, member));
+            const Chosen chosen = engine.judge(draft_of(b, path, depth), depth, tokens, tried, values, engine.kept_by(member),
+                                               engine.repeated[member], engine.weights_by(member, draws));
             if (call.rows[b].scored) call.scores[b * width + depth] = engine.judge.score(chosen, values);
             if (!chosen.passes) {
                 call.verdicts[b] = {depth, chosen.token, chosen.cut};
