@@ -2,13 +2,10 @@
 
 import itertools
 import json
-import os
 import random
 import resource
 import shutil
 import statistics
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -213,55 +210,6 @@ def test_a_hugging_face_folder_with_languages(text, tmp_path, capsys, monkeypatc
     lines = (tmp_path / "out/training/pairs.jsonl").read_text().splitlines()
     first = next(pair for pair in map(json.loads, lines) if pair)
     assert pair.target.symbols[first[1][0]] == "__de__"
-
-
-DRIVER = """
-import os, random, signal, sys, time
-from pathlib import Path
-import torch._dynamo  # which optimisers import, each child for seconds
-from specdec_plugins.commands import draft, drafting
-from specdec_plugins.measure import costs
-from specdec_plugins.training.drafting import load
-drafting.CHECKPOINT, drafting.CHUNK, drafting.EVALUATIONS, costs.ROUNDS = 0.0, 24, 1, 1
-kills, *arguments = sys.argv[1:]
-folder, known, rng = Path(arguments[arguments.index("--output") + 1], "training"), 0, random.Random(5)
-state = folder / "state.pt"
-def written():
-    return [(each.stat().st_mtime_ns, each.stat().st_size) if each.exists() else None for each in (state, folder / "pairs.jsonl")]
-for number in range(int(kills) + 1):
-    before = written()
-    child = os.fork()
-    if not child:
-        os._exit(draft.main(arguments))
-    writes = rng.randrange(10) if number < int(kills) else 0
-    while writes and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-        time.sleep(0.005)
-        if before != (before := written()):
-            writes -= 1
-    if number < int(kills):
-        time.sleep(rng.uniform(0, 0.02))
-        os.kill(child, signal.SIGKILL)
-    how = os.waitpid(child, 0)[1]
-    updates = load(state)["updates"] if state.exists() else 0
-    assert updates >= known, f"{updates} after {known}"
-    print("after", updates, "killed" if os.WIFSIGNALED(how) else os.waitstatus_to_exitcode(how), flush=True)
-    known = updates
-"""
-
-
-def test_killed_at_any_moment_it_continues_and_ends_with_the_same_weights(folder, text, tmp_path, monkeypatch):
-    monkeypatch.setattr(costs, "ROUNDS", 1)
-    monkeypatch.setattr(drafting, "EVALUATIONS", 1)
-    assert draft.main(arguments(folder, text, tmp_path / "whole", "--updates", "12")) == 0
-    script = tmp_path / "driver.py"
-    script.write_text(DRIVER)
-    command = [sys.executable, str(script), "4", *arguments(folder, text, tmp_path / "out", "--updates", "12")]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    found = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
-    assert found.returncode == 0, found.stderr[-2000:]
-    assert found.stdout.splitlines()[-1] == "after 12 0" and "killed" in found.stdout, found.stdout
-    one, other = load_tensors(tmp_path / "whole"), load_tensors(tmp_path / "out")
-    assert {*one} == {*other} and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def refused(capsys, status, *options):
