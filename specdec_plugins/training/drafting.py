@@ -65,14 +65,14 @@ class Plan:
         """The plan of a recipe, as in ``train.sh``. ``given`` options of the drafter (NAME=VALUE) override the recipe's. The
         drafter has at most ``layers`` layers, as many as the verifier's decoder. Raises ValueError."""
         preset = presets.frozen(recipe)
-        options, how = asdict(trainable(recipe, [*preset["drafter_options"], *given])[1]), preset["options"]
+        options, how = asdict(trainable(preset["code"], [*preset["drafter_options"], *given])[1]), preset["options"]
         if options.get("layers", 0) > layers:
             if any(each.startswith("layers=") for each in given):
                 raise ValueError(f"--drafter-options layers={options['layers']}: the verifier has {layers}")
             options["layers"] = layers
         first, second = map(float, how["adam-betas"].strip("()").split(","))
         return cls(
-            recipe,
+            preset["code"],
             options,
             options.get("length", preset["block_size"]),
             tuple(drafted),
@@ -141,7 +141,7 @@ class Training:
         if self.position == len(self._order):
             self.epoch, self.position = self.epoch + 1, 0
             self._order = batches(self.pairs, self.plan.tokens, self.plan.seed, self.epoch)
-        batch = batch_of([self.pairs[number] for number in self._order[self.position]], self.verifier)
+        batch = batch_of([self.pairs[number] for number in self._order[self.position]], self.verifier, progress)
         rate = learning_rate(self.plan, self.updates, progress)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
@@ -158,10 +158,14 @@ class Training:
 
     def drafter(self) -> DrafterModel:
         """The drafter as it is now, in float16, to be decoded with or saved."""
-        tensors = {name: half(tensor.detach()) for name, tensor in self.network.state_dict().items()}
+        network = self.network
+        # A drafter that is a whole Transformer has a spec and tied tensors.
+        given, spec = (network.tensors(), network.spec) if hasattr(network, "tensors") else (network.state_dict(), None)
+        halves = {id(tensor): half(tensor.detach()) for tensor in given.values()}
+        tensors = {name: halves[id(tensor)] for name, tensor in given.items()}
         if self.plan.drafted:
             tensors[DRAFT_VOCABULARY] = torch.tensor(self.plan.drafted)
-        return DrafterModel(self.plan.code, tensors, None, self.plan.options, self.plan.block_size, self.mark)
+        return DrafterModel(self.plan.code, tensors, spec, self.plan.options, self.plan.block_size, self.mark)
 
     def save(self, path: Path, extra: Mapping[str, Any]) -> None:
         """Write the whole state, with ``extra`` numbers, strings and lists: all of it or nothing. Raises OSError."""

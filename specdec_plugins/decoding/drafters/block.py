@@ -3,6 +3,8 @@
 Its decoder attends in both directions, so the target side cannot be cached: every draft reads the whole prefix again.
 """
 
+from dataclasses import dataclass, fields
+
 from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
 from specdec_plugins.decoding.backends.candidates import branch
 from specdec_plugins.decoding.drafters import complete
@@ -11,6 +13,15 @@ from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import Draft, Plan
 from specdec_plugins.formats.spec import DrafterModel, Model
+
+
+@dataclass
+class Options:
+    length: int = 12  # K in training
+    dropout: float = 0.1  # of the embedded input
+    label_smoothing: float = 0.1
+    glance_first: float = 0.5  # revealed tokens per wrong one, at the start of the training
+    glance_last: float = 0.3  # and at its end
 
 
 class BlockDrafter(Drafter):
@@ -53,7 +64,7 @@ def loaded(weights: DrafterModel, model: LoadedModel | None) -> LoadedModel:
 
 
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
-    return complete(weights, "source_copy")
+    return complete(weights, "source_copy", *(each.name for each in fields(Options)))
 
 
 def build(weights: DrafterModel, model: LoadedModel | None, verifier: LoadedModel) -> BlockDrafter:

@@ -98,19 +98,16 @@ def settings(name: str, recipe: str | None = None, updates: int | None = None) -
 
 
 def frozen(recipe: str) -> dict[str, Any]:
-    """How a drafter on the frozen verifier of a model folder trains: ``block_size``, ``tokens`` of an update, ``options`` of the
-    optimiser by fairseq's names, and ``drafter_options`` (NAME=VALUE). A name of no recipe is taken for that of a drafter's code.
-
-    Raises ValueError for a recipe that does not train on a frozen verifier.
-    """
+    """How ``specdec-draft`` trains a drafter: the name of its ``code``, ``block_size``, ``tokens`` of an update, ``options`` of
+    the optimiser by fairseq's names, and ``drafter_options`` (NAME=VALUE). A name of no recipe is taken for that of a drafter's
+    code."""
     preset = read("folder")
     path = HERE / "recipes" / f"{recipe}.json"
     common = json.loads(path.read_text(encoding="utf-8")) if recipe in RECIPES else {"drafter": {}}
-    if "init" in common:
-        raise ValueError(f"recipe {recipe} trains from a fairseq checkpoint (train.sh), not on a model folder's verifier")
     usual = preset["drafter"][DEFAULT_RECIPE]
     block, own = common.get("block_size", usual["block_size"]), common["drafter"]
     return {
+        "code": own.get("arch", recipe),
         "block_size": block,
         "tokens": preset["tokens"],
         "options": {**DRAFTER, **usual["options"]},
