@@ -158,14 +158,10 @@ class Training:
 
     def drafter(self) -> DrafterModel:
         """The drafter as it is now, in float16, to be decoded with or saved."""
-        network = self.network
-        # A drafter that is a whole Transformer has a spec and tied tensors.
-        given, spec = (network.tensors(), network.spec) if hasattr(network, "tensors") else (network.state_dict(), None)
-        halves = {id(tensor): half(tensor.detach()) for tensor in given.values()}
-        tensors = {name: halves[id(tensor)] for name, tensor in given.items()}
+        tensors = {name: half(tensor.detach()) for name, tensor in self.network.state_dict().items()}
         if self.plan.drafted:
             tensors[DRAFT_VOCABULARY] = torch.tensor(self.plan.drafted)
-        return DrafterModel(self.plan.code, tensors, spec, self.plan.options, self.plan.block_size, self.mark)
+        return DrafterModel(self.plan.code, tensors, None, self.plan.options, self.plan.block_size, self.mark)
 
     def save(self, path: Path, extra: Mapping[str, Any]) -> None:
         """Write the whole state, with ``extra`` numbers, strings and lists: all of it or nothing. Raises OSError."""

@@ -3,11 +3,13 @@
 Its decoder attends in both directions, so the target side cannot be cached: every draft reads the whole prefix again.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
 from specdec_plugins.decoding.backends.candidates import branch
-from specdec_plugins.decoding.drafters import complete
+from specdec_plugins.decoding.drafters import complete, options_of
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.roles import Drafter, Traits
@@ -63,8 +65,20 @@ def loaded(weights: DrafterModel, model: LoadedModel | None) -> LoadedModel:
     return model
 
 
+def filled(own: Mapping[str, Any], verifier: Mapping[str, Any]) -> dict[str, Any]:
+    """A whole model's tensors, given its ``own``: of tied ones the first by name. What it has none of is the verifier's."""
+    first: dict[int, str] = {}
+    for name in sorted(verifier):
+        first.setdefault(id(verifier[name]), name)
+    return {**{name: own.get(first[id(tensor)], tensor) for name, tensor in verifier.items()}, **own}
+
+
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
-    return complete(weights, "source_copy", *(each.name for each in fields(Options)))
+    """A drafter that has a spec is complete, another has the verifier's."""
+    if weights.spec is not None:
+        return complete(weights, "source_copy")
+    options_of(Options, weights.options)
+    return replace(weights, spec=verifier.spec, tensors=filled(weights.tensors, verifier.tensors))
 
 
 def build(weights: DrafterModel, model: LoadedModel | None, verifier: LoadedModel) -> BlockDrafter:

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from specdec_plugins.decoding.backends.torch.cache import hide
 from specdec_plugins.decoding.backends.torch.layers import Attention, through, whole
 from specdec_plugins.decoding.backends.torch.transformer import Transformer
-from specdec_plugins.decoding.drafters.block import Options
+from specdec_plugins.decoding.drafters.block import Options, filled
 from specdec_plugins.decoding.loading import COPY
 from specdec_plugins.decoding.networks.cross_entropy import cross_entropy
 from specdec_plugins.decoding.networks.decoder import adopt
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, encoded_by
 from specdec_plugins.decoding.networks.masking import block_view, fixed_starts, lengths, mask_blocks, random_starts, reveal
-from specdec_plugins.formats.spec import DrafterModel, sinusoidal_tables
+from specdec_plugins.formats.arrays import array
+from specdec_plugins.formats.spec import DrafterModel, close, sinusoidal_tables
 
 
 class Network(nn.Module):
@@ -32,17 +33,17 @@ class Network(nn.Module):
             raise ValueError("drafter 'block' needs position embeddings, which tell mask symbols apart; the verifier has none")
         if len({sides[0].width, sides[1].width, sides[1].key_width}) > 1:
             raise ValueError("drafter 'block' copies the source, so it needs an encoder, a decoder and keys of one width")
-        names = {id(tensor): name for name, tensor in reversed(given.items())}
-        self._first = {name: names[id(tensor)] for name, tensor in given.items()}  # of tied tensors
-        self._tables = {name: given[name] for name in sinusoidal_tables(self.spec)}
-        own = (name for name, first in self._first.items() if name == first and name not in self._tables)
-        adopt(self, ((name, given[name].clone()) for name in own))
+        self._given, seen = given, set[int]()
+        tables = {name for name, table in sinusoidal_tables(self.spec).items() if close(array(given[name]), table)}
+        for name in sorted(given):
+            if name not in tables and id(given[name]) not in seen:
+                adopt(self, iter([(name, given[name].clone())]))
+            seen.add(id(given[name]))
         adopt(self, iter([(COPY, 0.02 * torch.randn(sides[0].width, sides[0].width))]))
 
     def tensors(self) -> dict[str, Tensor]:
         """The whole model's, by canonical names."""
-        own = {**dict(self.named_parameters()), **self._tables}
-        return {**{name: own[first] for name, first in self._first.items()}, COPY: own[COPY]}
+        return filled(dict(self.named_parameters()), self._given)
 
     def loss(self, batch: Batch) -> Loss:
         """Smoothed cross-entropy of one block of each target. In training a first pass counts errors, and in proportion to them
