@@ -411,12 +411,11 @@ def test_the_plateau_rule():
 
 
 def test_the_learning_rate_rises_and_falls():
-    plan = replace(Plan.of("glide", [], 2), lr=1.0, warmup=100)
-    rates = [learning_rate(plan, update, update / 1000) for update in range(1001)]
+    rates = [learning_rate(1.0, 100, update, update / 1000) for update in range(1001)]
     assert rates[0] == 0.01 and rates[99] == 1.0 and rates[1000] == 0.0
     assert rates[:100] == sorted(rates[:100]) and rates[600] == 1.0 and rates[800] == pytest.approx(0.5)
     assert rates[100:] == sorted(rates[100:], reverse=True)
-    assert learning_rate(plan, 2, 0.1) == 1.0  # a short training
+    assert learning_rate(1.0, 100, 2, 0.1) == 1.0  # a short training
 
 
 def test_a_batch_has_each_pair_once_and_no_more_tokens_than_allowed():

@@ -1,6 +1,7 @@
 """Train a drafter on a frozen verifier with PyTorch alone: network, optimiser, schedule and state. Reads no clock and no text.
 
-Loss, masks, kernels and optimiser are those of ``fairseq-train --arch drafter --criterion drafter_loss``.
+Loss, masks, kernels, optimiser and learning rate are those of ``fairseq-train --arch drafter --criterion drafter_loss
+--optimizer muon --lr-scheduler plateau``. Batches are not: fairseq keeps those of the first epoch.
 """
 
 import io
@@ -142,7 +143,7 @@ class Training:
             self.epoch, self.position = self.epoch + 1, 0
             self._order = batches(self.pairs, self.plan.tokens, self.plan.seed, self.epoch)
         batch = batch_of([self.pairs[number] for number in self._order[self.position]], self.verifier, progress)
-        rate = learning_rate(self.plan, self.updates, progress)
+        rate = learning_rate(self.plan.lr, self.plan.warmup, self.updates, progress)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         self.network.train()
@@ -210,7 +211,7 @@ def half(tensor: Tensor) -> Tensor:
     return tensor.half() if tensor.is_floating_point() else tensor
 
 
-def learning_rate(plan: Plan, updates: int, progress: float) -> float:
-    """It rises over the plan's warm-up, or `WARMUP` of a short training, stays, and falls to 0 over the last part, `FALL`."""
-    risen = min(1.0, max((updates + 1) / plan.warmup, progress / WARMUP))
-    return plan.lr * risen * min(1.0, max(0.0, 1 - progress) / FALL)
+def learning_rate(highest: float, warmup: int, updates: int, progress: float) -> float:
+    """It rises over ``warmup`` updates, or `WARMUP` of a short training, stays, and falls to 0 over the last part, `FALL`."""
+    risen = min(1.0, max((updates + 1) / max(1, warmup), progress / WARMUP))
+    return highest * risen * min(1.0, max(0.0, 1 - progress) / FALL)
