@@ -3,13 +3,14 @@
 import argparse
 from dataclasses import replace
 from itertools import islice
+from typing import NamedTuple
 
 from specdec_plugins.commands.draft_text import requests_of, too_long
 from specdec_plugins.commands.evaluation import by_rows
 from specdec_plugins.formats.folder import Pair
 from specdec_plugins.measure.certificate import LINES
 from specdec_plugins.measure.costs import pass_costs
-from specdec_plugins.measure.expectation import REACHED, WORTH, expected_gain, tokens_per_pass
+from specdec_plugins.measure.expectation import REACHED, WORTH, Expected, expected_gain, tokens_per_pass
 from specdec_plugins.settings import Settings
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.training.drafting import Plan, Training
@@ -21,8 +22,25 @@ SECONDS = 25.0  # of measuring, about
 DRAFTED, MOST_DRAFTED = 0.5, 16_000
 
 
+class Estimate(NamedTuple):
+    tokens: float  # a pass
+    gains: dict[int, Expected]  # by batch size
+
+
 def estimate(options: argparse.Namespace, pair: Pair) -> str:
     """In words, the gain to expect on this machine and whether to bother. Raises ValueError."""
+    tokens, gains = estimated(options, pair)
+    best = max(gains, key=lambda rows: gains[rows].gain)
+    text = "" if options.sources else " (on built-in sentences; --sources TEXT estimates for yours)"
+    speed = by_rows({rows: each.gain for rows, each in gains.items()})
+    said = f"expected: {tokens:.1f} tokens a pass with drafts of {len(REACHED[options.recipe])}; gain {speed}{text}"
+    if gains[best].gain < WORTH:
+        return f"{said}\nnot worth training a drafter for this machine: drafts cost what they save"
+    return f"{said}\nworth it at batch size {best}, with drafts of {gains[best].length} tokens"
+
+
+def estimated(options: argparse.Namespace, pair: Pair) -> Estimate:
+    """From the pair's measured costs and the acceptance on record. Raises ValueError."""
     if options.recipe not in REACHED:
         raise ValueError(
             f"--estimate: no acceptance by position is on record for {options.recipe}, only for {', '.join(REACHED)}"
@@ -42,11 +60,4 @@ def estimate(options: argparse.Namespace, pair: Pair) -> str:
     lengths = [len(each.tokens) + 1 - each.prefilled for each in translator.engine.decode(requests, 8, None)]
     costs = pass_costs(translator.engine, requests, SECONDS)
     gains = {rows: expected_gain(rates, lengths, each) for rows, each in costs.items()}
-    best = max(gains, key=lambda rows: gains[rows].gain)
-    tokens = tokens_per_pass(rates, lengths)
-    text = "" if options.sources else " (on built-in sentences; --sources TEXT estimates for yours)"
-    speed = by_rows({rows: each.gain for rows, each in gains.items()})
-    said = f"expected: {tokens:.1f} tokens a pass with drafts of {len(rates)}; gain {speed}"
-    if gains[best].gain < WORTH:
-        return f"{said}{text}\nnot worth training a drafter for this machine: drafts cost what they save"
-    return f"{said}{text}\nworth it at batch size {best}, with drafts of {gains[best].length} tokens"
+    return Estimate(tokens_per_pass(rates, lengths), gains)
