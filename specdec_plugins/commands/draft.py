@@ -54,7 +54,7 @@ def parser() -> Parser:
         "--recipe",
         default="glide",
         metavar="NAME",
-        help="the drafter: glide (default), block_causal, another of docs/drafters.md, or module:object",
+        help="the drafter: glide (default), block_causal, published, another of docs/drafters.md, or module:object",
     )
     p.add_argument(
         "--drafter-options", nargs="+", default=[], metavar="NAME=VALUE", help="options of the drafter, such as layers=1"
