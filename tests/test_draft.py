@@ -227,6 +227,12 @@ def test_refusals_are_one_line(folder, text, made, tmp_path, capsys):
         return tmp_path / name
 
     good, out = [folder, "--sources", text], ["--output", tmp_path / "out"]
+    verifier, _, config = letters(tmp_path, 1.0)
+    sides = {name: getattr(verifier.spec, name) for name in ("encoder", "decoder")}
+    sides = {name: replace(side, embedding=replace(side.embedding, offset=None)) for name, side in sides.items()}
+    tensors = {name: each for name, each in verifier.tensors.items() if "embed_positions" not in name}
+    no_positions = tmp_path / "no positions"
+    save_folder(Pair.open(replace(verifier, spec=replace(verifier.spec, **sides), tensors=tensors), None, config), no_positions)
     long = "".join(f"{line}\n" for line in [*sentences(150), "a" * 70, "b", "c" * 64, *["d" * each for each in range(80, 86)]])
     for status, options, message in (
         (2, [folder, *out], "--sources is missing"),
@@ -241,6 +247,7 @@ def test_refusals_are_one_line(folder, text, made, tmp_path, capsys):
         (1, [tmp_path / "none", "--sources", text, *out], f"{tmp_path / 'none'}: no such folder"),
         (1, [*good, "--output", tmp_path], f"{tmp_path} already exists"),
         (1, [*good, "--output", text / "out"], "Not a directory"),
+        (1, [no_positions, *good[1:], *out, "--recipe", "published"], "'block' tells mask symbols apart by position embeddings"),
         (1, [*good, *out, "--recipe", "nothing"], "nothing"),
         (1, [*good, *out, "--recipe", "ngram"], "has no Options and no Network, so it cannot be trained"),
         (1, [*good, *out, "--drafter-options", "width=3"], "--drafter-options: no option 'width'"),

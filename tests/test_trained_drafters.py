@@ -290,6 +290,8 @@ def test_training_teaches_what_decoding_uses(name, shape):
 
 @pytest.mark.parametrize("shape", ["pre-norm", "post-norm", "learned", "untied", "unscaled"])
 def test_training_teaches_what_decoding_with_a_whole_block_model_uses(shape):
+    with pytest.raises(ValueError, match="tells mask symbols apart by position embeddings"):
+        Network(Options(), FrozenVerifier(make_model(3, "T5")))
     model = make_model(3, shape)
     verifier = FrozenVerifier(model, dtype=torch.float64)
     torch.manual_seed(0)

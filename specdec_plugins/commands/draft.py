@@ -124,7 +124,7 @@ def run(options: argparse.Namespace) -> None:
 
     Plan.of(options.recipe, options.drafter_options, sys.maxsize)  # raises for what no model allows
     pair = load_folder(options.model)
-    Plan.of(options.recipe, options.drafter_options, pair.verifier.spec.decoder.layers)
+    Plan.of(options.recipe, options.drafter_options, pair.verifier.spec.decoder.layers).check(pair.verifier.spec)
     if options.estimate:
         from specdec_plugins.commands.estimating import estimate
 

@@ -21,6 +21,7 @@ from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier, netwo
 from specdec_plugins.formats.arrays import array
 from specdec_plugins.formats.files import whole
 from specdec_plugins.formats.spec import DrafterModel, Model, fingerprint
+from specdec_plugins.model.spec import ModelSpec
 from specdec_plugins.training import presets
 from specdec_plugins.training.muon import Muon, is_hidden
 from specdec_plugins.training.pairs import Pair, batch_of, batches
@@ -86,6 +87,11 @@ class Plan:
             how["clip-norm"],
             seed,
         )
+
+    def check(self, verifier: ModelSpec) -> None:
+        """Raises ValueError for a verifier that this drafter cannot be trained for."""
+        if hasattr(code := drafters.find(self.code), "check"):
+            code.check(verifier)
 
 
 class Training:

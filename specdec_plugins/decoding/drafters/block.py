@@ -15,6 +15,7 @@ from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import Draft, Plan
 from specdec_plugins.formats.spec import DrafterModel, Model
+from specdec_plugins.model.spec import ModelSpec
 
 
 @dataclass
@@ -63,6 +64,15 @@ def loaded(weights: DrafterModel, model: LoadedModel | None) -> LoadedModel:
     if model is None:
         raise ValueError(f"drafter '{weights.code}' needs a spec, and model.json has none")
     return model
+
+
+def check(verifier: ModelSpec) -> None:
+    """Raises ValueError for a verifier in whose shape it cannot be trained."""
+    encoder, decoder = verifier.encoder, verifier.decoder
+    if encoder.embedding.offset is None or decoder.embedding.offset is None:
+        raise ValueError("drafter 'block' tells mask symbols apart by position embeddings, and the verifier has none")
+    if len({encoder.width, decoder.width, decoder.key_width}) > 1:
+        raise ValueError("drafter 'block' copies the source, but the verifier's encoder, decoder and keys differ in width")
 
 
 def filled(own: Mapping[str, Any], verifier: Mapping[str, Any]) -> dict[str, Any]:

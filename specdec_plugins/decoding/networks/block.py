@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from specdec_plugins.decoding.backends.torch.cache import hide
 from specdec_plugins.decoding.backends.torch.layers import Attention, through, whole
 from specdec_plugins.decoding.backends.torch.transformer import Transformer
-from specdec_plugins.decoding.drafters.block import Options, filled
+from specdec_plugins.decoding.drafters.block import Options, check, filled
 from specdec_plugins.decoding.loading import COPY
 from specdec_plugins.decoding.networks.cross_entropy import cross_entropy
 from specdec_plugins.decoding.networks.decoder import adopt
@@ -28,18 +28,14 @@ class Network(nn.Module):
     def __init__(self, options: Options, verifier: FrozenVerifier):
         super().__init__()
         self.options, self.spec, given = options, verifier.spec, verifier.tensors
-        sides = self.spec.encoder, self.spec.decoder
-        if any(side.embedding.offset is None for side in sides):
-            raise ValueError("drafter 'block' needs position embeddings, which tell mask symbols apart; the verifier has none")
-        if len({sides[0].width, sides[1].width, sides[1].key_width}) > 1:
-            raise ValueError("drafter 'block' copies the source, so it needs an encoder, a decoder and keys of one width")
+        check(self.spec)
         self._given, seen = given, set[int]()
         tables = {name for name, table in sinusoidal_tables(self.spec).items() if close(array(given[name]), table)}
         for name in sorted(given):
             if name not in tables and id(given[name]) not in seen:
                 adopt(self, iter([(name, given[name].clone())]))
             seen.add(id(given[name]))
-        adopt(self, iter([(COPY, 0.02 * torch.randn(sides[0].width, sides[0].width))]))
+        adopt(self, iter([(COPY, 0.02 * torch.randn(self.spec.decoder.width, self.spec.decoder.width))]))
 
     def tensors(self) -> dict[str, Tensor]:
         """The whole model's, by canonical names."""
