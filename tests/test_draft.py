@@ -4,8 +4,10 @@ import itertools
 import json
 import random
 import resource
+import runpy
 import shutil
 import statistics
+import sys
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -480,3 +482,19 @@ def test_documentation(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "outputs identical to plain decoding's" in said
     assert drafter_folder.read_record(tmp_path / "out/drafter").tokens_per_pass > 1.3
+
+
+@pytest.mark.long
+def test_the_benchmark_of_estimates_runs(monkeypatch, capsys):
+    monkeypatch.setattr(costs, "ROUNDS", 1)
+    options = [ROOT / "data/demo.en-de", "--sources", ROOT / "data/demo.txt", "--rounds", "1", "--threads", "1"]
+    monkeypatch.setattr(sys, "argv", ["estimates.py", *map(str, options)])
+    runpy.run_path(str(ROOT / "benchmarks/estimates.py"), run_name="__main__")
+    found, *table = capsys.readouterr().out.splitlines()
+    row = json.loads(found)
+    assert min(row["tokens"]) > 1.5 and len(table) == 3
+    for size in (1, 8):
+        expected, measured, ratio = row[f"gain at {size}"]
+        assert (
+            expected >= 1 and ratio == pytest.approx(expected / measured, rel=0.01) and row[f"range at {size}"] == [measured] * 2
+        )
