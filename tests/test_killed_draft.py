@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from specdec_plugins.commands import draft, drafting
 from specdec_plugins.formats import drafter_folder
 from specdec_plugins.formats.folder import load_folder, with_drafter
 from specdec_plugins.measure import costs
-from specdec_plugins.training.drafting import load
+from specdec_plugins.training.drafting import Training, load
 from specdec_plugins.translator import Translator
 
 UPDATES = "40"
@@ -56,22 +56,29 @@ def test_killed_at_any_moment_it_loses_nothing(folder, text, tmp_path, monkeypat
 
 
 def test_a_resumed_run_keeps_to_its_time(folder, text, tmp_path, monkeypatch):  # noqa: F811
-    """A third of it is for distilling, whenever that was interrupted."""
-    usual, calls = drafting.Work.outputs, []
+    """A third of it is for distilling, whenever that was interrupted. 60 lines take a minute, an update half of one."""
+    outputs, update, clock, calls = drafting.Work.outputs, Training.update, [0.0], []
 
-    def outputs(work, *arguments):
+    def translated(work, *arguments):
         calls.append(arguments)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        time.sleep(0.6)
-        return usual(work, *arguments)
+        clock[0] += 60
+        return outputs(work, *arguments)
 
+    def updated(training, progress):
+        clock[0] += 30
+        return update(training, progress)
+
+    monkeypatch.setattr(drafting, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(drafting, "CHUNK", 60)
+    monkeypatch.setattr(drafting, "EVALUATIONS", 1)
     monkeypatch.setattr(costs, "ROUNDS", 1)
-    monkeypatch.setattr(drafting.Work, "outputs", outputs)
-    command = arguments(folder, text, tmp_path / "out", "--minutes", "0.08")  # of 1.6 seconds; there are four parts of 60 lines
+    monkeypatch.setattr(drafting.Work, "outputs", translated)
+    monkeypatch.setattr(Training, "update", updated)
+    command = arguments(folder, text, tmp_path / "out", "--minutes", "8")
     assert draft.main(command) == 130
-    assert json.loads((tmp_path / "out/training/run.json").read_text())[drafting.DISTILLED] >= 1.2
-    assert draft.main(command) == 0 and len(calls) == 4
-    extra = load(tmp_path / "out/training/state.pt")["extra"]
-    assert 4.8 <= extra["spent"] < 6.0
+    assert json.loads((tmp_path / "out/training/run.json").read_text())[drafting.DISTILLED] == 120
+    assert draft.main(command) == 0 and len(calls) == 4  # of five that the text would take
+    state = load(tmp_path / "out/training/state.pt")
+    assert state["extra"]["spent"] == 480 and state["updates"] == 10

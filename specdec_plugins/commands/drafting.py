@@ -132,11 +132,12 @@ class Work:
                     what = ", ".join(other).replace("_", " ")
                     raise ValueError(f"{options.output} was begun with another {what}; name another --output")
                 self.noted |= known
-            self.note(DISTILLED, self.noted[DISTILLED])
+            self.note(self.noted[DISTILLED])
             yield
 
-    def note(self, name: str, value: Any) -> None:
-        self.noted[name] = value
+    def note(self, seconds: float) -> None:
+        """How long distilling has taken so far."""
+        self.noted[DISTILLED] = seconds
         write(self.folder / "run.json", json.dumps(self.noted, indent=1) + "\n")
 
     # ---- distilling
@@ -156,7 +157,7 @@ class Work:
                     file.writelines(map(line_of, some))
                     file.flush()
                     found += some
-                    self.note(DISTILLED, time.monotonic() - began)
+                    self.note(time.monotonic() - began)
                     part = len(found) / len(text.train)
                     done = self.noted[DISTILLED] / self.budget if self.timed else DISTILLING * part
                     self.steps.step(f"translating line {len(found):,} of {len(text.train):,}", done)

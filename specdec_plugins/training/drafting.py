@@ -66,7 +66,7 @@ class Plan:
     def of(cls, recipe: str, given: Sequence[str], layers: int, drafted: Sequence[int] = (), seed: int = 1) -> "Plan":
         """The plan of a recipe, as in ``train.sh``. ``given`` options of the drafter (NAME=VALUE) override the recipe's. The
         drafter has at most ``layers`` layers, as many as the verifier's decoder. Raises ValueError."""
-        preset = presets.frozen(recipe)
+        preset = presets.for_folder(recipe)
         options, how = asdict(trainable(preset["code"], [*preset["drafter_options"], *given])[1]), preset["options"]
         if options.get("layers", 0) > layers:
             if any(each.startswith("layers=") for each in given):

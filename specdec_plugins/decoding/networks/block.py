@@ -54,14 +54,17 @@ class Network(nn.Module):
 
         def passed(tokens: Tensor, masked: Tensor) -> tuple[Tensor, Tensor]:
             """Losses (N,) at ``masked``, and where predictions are right, (B, T)."""
-            features = self.features(model, tokens, encoded, copied, hidden)[masked]
+            masks = (tokens == symbols.mask) & in_block
+            features = self.features(model, tokens, masks, encoded, copied, hidden)[masked]
             losses, hits = self.judge(model, features, block.target[masked])
             return losses, torch.zeros_like(masked).masked_scatter(masked, hits)
 
         tokens, masked = block.prev_target, block.masked
+        in_block = torch.arange(tokens.size(1), device=tokens.device) >= starts[:, None]
         if self.training:
             scores = torch.rand(masked.shape, device=masked.device)
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):  # the same dropout in both passes
+            devices = [tokens.device] if tokens.is_cuda else []
+            with torch.no_grad(), torch.random.fork_rng(devices=devices):  # the same dropout in both passes
                 right = passed(tokens, masked)[1]
             ratio = self.options.glance_first + batch.progress * (self.options.glance_last - self.options.glance_first)
             revealed = reveal(~right, masked, ratio, scores)
@@ -69,17 +72,20 @@ class Network(nn.Module):
         losses, right = passed(tokens, masked)
         return Loss(losses.sum(), len(losses), block_view(right, block), block_view(masked, block))
 
-    def features(self, model: Transformer, tokens: Tensor, encoded: Tensor, copied: Tensor, hidden: Tensor) -> Tensor:
-        """(B, T, D) final hidden states for the decoder's input (B, T), as `TorchModel.read_block` computes them."""
-        decoder, symbols = model.decoder, model.spec.symbols
+    def features(
+        self, model: Transformer, tokens: Tensor, masks: Tensor, encoded: Tensor, copied: Tensor, hidden: Tensor
+    ) -> Tensor:
+        """(B, T, D) final hidden states for the decoder's input (B, T), as `TorchModel.read_block` computes them. Positions
+        ``masks`` (B, T) copy the source."""
+        decoder = model.decoder
         place = torch.arange(tokens.size(1), device=tokens.device)[None]
         positions = decoder.embedding.place(place)  # (1, T, D)
         x = decoder.embedding.embed(tokens)
         copies = Attention(1, 1, scale=1.0)(positions.expand_as(x), copied, hidden)
-        x = torch.where((tokens == symbols.mask)[..., None], copies.to(x), x) + positions
+        x = torch.where(masks[..., None], copies.to(x), x) + positions
         x = x if decoder.embedding.norm is None else decoder.embedding.norm(x)
         x = F.dropout(x, self.options.dropout, self.training)
-        context = whole(place, hide(tokens == symbols.pad, x.dtype)[:, None, None], decoder.remember(encoded), hidden)
+        context = whole(place, hide(tokens == model.spec.symbols.pad, x.dtype)[:, None, None], decoder.remember(encoded), hidden)
         return decoder.features(through(decoder.layers, x, context, placed=positions))
 
     def judge(self, model: Transformer, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

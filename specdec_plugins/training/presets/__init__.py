@@ -98,7 +98,7 @@ def settings(name: str, recipe: str | None = None, updates: int | None = None) -
     }
 
 
-def frozen(recipe: str) -> dict[str, Any]:
+def for_folder(recipe: str) -> dict[str, Any]:
     """How ``specdec-draft`` trains a drafter: the name of its ``code``, ``block_size``, ``tokens`` of an update, ``options`` of
     the optimiser by fairseq's names, and ``drafter_options`` (NAME=VALUE). A name of no recipe is taken for that of a drafter's
     code."""
