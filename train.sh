@@ -112,7 +112,7 @@ recipe=${recipe:-$recorded}
 settings=$("$python" -m specdec_plugins.training.presets "$preset" ${recipe:+--recipe "$recipe"} ${updates:+--updates "$updates"} 2>&1) ||
     die "$settings"
 eval "$settings"
-[ -z "$folder" ] || [ -z "$initialised" ] || die "--recipe $recipe trains from a fairseq checkpoint, not from a model folder"
+[ -z "$folder" ] || [ -z "$initialised" ] || die "--recipe $recipe trains from a fairseq checkpoint, not from a model folder; specdec-draft trains it for one"
 [ $corpus != folder ] || [ -n "$folder" ] || die "preset folder requires --verifier"
 gpus=1
 [ "$device" = cpu ] || gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')

@@ -3,19 +3,23 @@
     benchmarks/learning.py --model data/docs.en-fr --input CAPTIONS --input NEWS [--requests 5000] [--share 0.5]
 
 Each input gives equally many requests, a line each, in random order. Those of the last tenth are never served: they are decoded
-with the drafter at the start and with the one at the end, in drafts as long as in training. All outputs that were served
-are compared with plain decoding. For latency compare with ``--share 0``, which does not learn, on a quiet machine.
+with the drafter at the start and with the one at the end, in drafts as long as in training. The others are served twice, a few
+dozens at a time: by a server that does not learn, while the other's learning process is stopped, and by the one that learns. All
+outputs are compared with plain decoding's. Latency needs a quiet machine.
 """
 
 import argparse
 import asyncio
 import gzip
 import json
+import os
 import random
 import resource
+import signal
 import statistics
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +33,7 @@ from specdec_plugins.settings import Settings  # noqa: E402
 from specdec_plugins.translator import Translator  # noqa: E402
 
 LONGEST = 300  # characters of a line
+BLOCK, MEMORIES = 50, 20  # requests between two turns; memory is read so often
 
 
 def main() -> None:
@@ -70,37 +75,61 @@ async def measured(options: argparse.Namespace) -> dict[str, object]:
     seen, unseen, pair = lines[part:], lines[:part], learner(options.model, None)
     drafting = Translator(pair, replace(settings, block_size=pair.block_size))
     wanted, before = decoded(drafting, unseen)
-    served = AsyncTranslator(Translator(pair, settings))
-    if options.share:
-        pace = replace(USUAL_PACE, idle_time=not options.busy)
-        served.learning = Learning("model", served.line, options.model, Lessons(options.share, pace=pace))
-    outputs, seconds, memory, course = list[list[str]](), list[float](), list[float](), list[tuple[int, float]]()
-    for number, line in enumerate(seen):
-        began = time.perf_counter()
-        outputs.append((await served.translate(line))[0].tokens)
-        seconds.append(time.perf_counter() - began)
-        await asyncio.sleep(max(0.0, options.every - seconds[-1]))
-        if served.learning and len(course) < served.learning.swaps:
-            course.append((number, round(served.learning.present, 3)))
-            print(f"request {number:,}: {served.learning.present:.2f} tokens a pass", file=sys.stderr)
-        if number % max(1, len(seen) // 20) == 0:
-            memory.append(round(resident()))
-    await asyncio.sleep(options.settle)
-    found = {"before": before, "p95_ms": round(1000 * statistics.quantiles(seconds, n=20)[-1], 2), "memory_mib": memory}
-    if served.learning:
-        served.learning.close()
-        drafting.engine.redraft(served.learning.drafter)
-        again, after = decoded(drafting, unseen)
-        counts = {name: getattr(served.learning, name) for name in ("updates", "swaps", "refused")}
-        found |= {"after": after, "gain": round(after / before, 3), **counts, "course": course, "unseen_differ": again != wanted}
-    await served.close()
+    servers = {name: AsyncTranslator(Translator(pair, settings)) for name in ("usual", "learning")}
+    served, pace = servers["learning"], replace(USUAL_PACE, idle_time=not options.busy)
+    learning = served.learning = Learning("model", served.line, options.model, Lessons(options.share, pace=pace))
+    outputs: dict[str, list[list[str]]] = {name: [] for name in servers}
+    seconds: dict[str, list[float]] = {name: [] for name in servers}
+    memory, course = [(resident(), resident(learning))], list[tuple[int, float]]()
+    try:
+        for first in range(0, len(seen), BLOCK):
+            for name, server in servers.items():
+                signalled(learning, signal.SIGSTOP if name == "usual" else signal.SIGCONT)
+                for line in seen[first : first + BLOCK]:
+                    began = time.perf_counter()
+                    outputs[name].append((await server.translate(line))[0].tokens)
+                    seconds[name].append(time.perf_counter() - began)
+                    await asyncio.sleep(max(0.0, options.every - seconds[name][-1]))
+            if len(course) < learning.swaps:
+                course.append((first + BLOCK, round(learning.present, 3)))
+                print(f"request {first + BLOCK:,}: {learning.present:.2f} tokens a pass", file=sys.stderr)
+            if len(memory) * len(seen) <= MEMORIES * (first + BLOCK):
+                memory.append((resident(), resident(learning)))
+        await asyncio.sleep(options.settle)
+    finally:
+        learning.close()  # also kills a process that is stopped
+    drafting.engine.redraft(learning.drafter)
+    again, after = decoded(drafting, unseen)
     plain = decoded(Translator(pair, replace(settings, strategy="ar")), seen)[0]
-    return {**found, "served_differ": sum(one != other for one, other in zip(outputs, plain))}
+    for server in servers.values():
+        await server.close()
+    slow = {name: 1000 * statistics.quantiles(each, n=20)[-1] for name, each in seconds.items()}
+    return {
+        "before": before,
+        "after": after,
+        "gain": round(after / before, 3),
+        "p95_ms": {name: round(each, 2) for name, each in slow.items()},
+        "p95_ratio": round(slow["learning"] / slow["usual"], 3),
+        "memory_mib": dict(zip(("server", "learner"), zip(*memory))),
+        **{name: getattr(learning, name) for name in ("updates", "swaps", "refused")},
+        "course": course,
+        "served_differ": sum(one != other for each in outputs.values() for one, other in zip(each, plain)),
+        "unseen_differ": sum(one != other for one, other in zip(again, wanted)),
+    }
 
 
-def resident() -> float:
-    """MiB of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+def signalled(learning: Learning, number: signal.Signals) -> None:
+    """Stop or continue the learning process, if there is one."""
+    if learning.process is not None:
+        os.kill(learning.process, number)
+
+
+def resident(learning: Learning | None = None) -> int:
+    """MiB of this process, or of the learning process: 0 without one."""
+    process = os.getpid() if learning is None else learning.process
+    with suppress(OSError):
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * resource.getpagesize() >> 20
+    return 0
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 import asyncio
 import gc
+import json
 import logging
+import os
+import signal
 import time
 import weakref
 from dataclasses import replace
@@ -170,7 +173,7 @@ async def test_served_learned_swapped_and_every_output_the_same(folder, translat
         assert [each.tokens for each in await served.translate(LINES[:5], sampling=True, seed=3, **LANGUAGE)] == sampled
         assert time.monotonic() < until
         await asyncio.sleep(0.2)
-    served.learning._process.process.kill()
+    os.kill(served.learning.process, signal.SIGKILL)
     assert served.translator.engine.roles.drafter is not first and served.learning.present > served.learning.first
     assert [each.tokens for each in await served.translate(LINES, **LANGUAGE)] == wanted
     while not caplog.messages[-1].endswith("; the process starts again"):
@@ -184,7 +187,7 @@ async def test_served_learned_swapped_and_every_output_the_same(folder, translat
         with pytest.raises(OptionError, match=f"{said} is not supported while the drafter learns"):
             await served.translate(LINES[:1], **LANGUAGE, **options)
     await served.close()
-    assert not served.learning._thread.is_alive() and not served.learning._process.process.is_alive()
+    assert not served.learning._thread.is_alive() and served.learning.process is None
     again = continued("tiny", load_folder(folder), keep)
     drafted = served.learning.drafter.tensors
     assert all(np.array_equal(tensor, drafted[name]) for name, tensor in again.drafter.tensors.items())
@@ -323,3 +326,14 @@ def test_the_commands_options(folder, tmp_path, capsys, monkeypatch):
 def test_the_server_imports_no_pytorch():
     code = "import sys, specdec_plugins.serving.server; print('torch' in sys.modules)"
     assert run_python("-c", code).stdout == "False\n"
+
+
+@pytest.mark.long
+def test_the_benchmark_of_learning_runs():
+    """On too few requests to learn from: outputs, latency of both servers, and the memory of both processes."""
+    options = ["--model", ROOT / "data/demo.en-de", "--input", ROOT / "data/demo.txt", "--every", "0.1", "--busy"]
+    found = json.loads(run_python(ROOT / "benchmarks/learning.py", *options).stdout)
+    assert found["served_differ"] == found["unseen_differ"] == found["updates"] == 0 and found["before"] == found["after"] > 1
+    assert set(found["p95_ms"]) == {"usual", "learning"} and found["p95_ratio"] > 0
+    server, learner_ = (found["memory_mib"][name] for name in ("server", "learner"))
+    assert len(server) == len(learner_) > 1 and min(server) > 50

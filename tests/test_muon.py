@@ -8,6 +8,8 @@ import torch
 from test_training import losses, train, weights
 
 from specdec_plugins.tasks.muon import FairseqMuon
+from specdec_plugins.tasks.plateau import Plateau, PlateauConfig
+from specdec_plugins.training.drafting import learning_rate
 from specdec_plugins.training.muon import MOMENTUM, UPDATE_SIZE, Muon, is_hidden, orthogonalise
 
 ADAM = {"lr": 0.01, "betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.1}
@@ -86,6 +88,14 @@ def test_state_is_saved_and_loaded():
     third.load_state_dict(second.state_dict())
     run(again, third, range(3, 6))
     assert all(torch.equal(one, other) for one, other in zip(whole, again))
+
+
+def test_the_learning_rate_is_that_of_specdec_draft():
+    optimiser = FairseqMuon(CONFIG, [torch.empty(4, 4)])
+    made = Plateau(PlateauConfig(warmup_updates=4, total_num_update=20, lr=[0.01]), optimiser)
+    rates = [optimiser.get_lr(), *(made.step_update(update) for update in range(1, 21))]
+    assert rates == [learning_rate(0.01, 4, update, update / 20) for update in range(21)]
+    assert rates[0] == 0.0025 and rates[3] == rates[12] == 0.01 and rates[16] == pytest.approx(0.005) and rates[20] == 0
 
 
 def test_flattened_parameters_are_refused():

@@ -98,7 +98,7 @@ def test_files_have_no_unknown_keys():
         preset = json.loads(path.read_text())
         assert set(preset) <= known, path
         if "verifier" in preset:
-            assert set(preset["verifier"]) == training and preset["verifier"]["schedule"] in ("linear", "inverse_sqrt")
+            assert set(preset["verifier"]) == training and preset["verifier"]["schedule"] in ("polynomial_decay", "inverse_sqrt")
         assert set(preset["drafter"]) == {"glide", "published"} - ({"published"} if "verifier" not in preset else set())
         for drafter in preset["drafter"].values():
             assert set(drafter) == training | {"block_size"}, path

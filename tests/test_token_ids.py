@@ -160,7 +160,10 @@ def test_from_source_text_to_a_folder_with_a_drafter(folder, tmp_path):
         (["--verifier", tmp_path, "--sources", tmp_path / "text"], f"--verifier {tmp_path}: not a model folder\n"),
         (["--verifier", folder], "--sources is missing"),
         ([*common[:4], "init"], "no stage named 'init'. Available: distill, drafter, average, score, pack"),
-        ([*common[:4], "--recipe", "published"], "--recipe published trains from a fairseq checkpoint, not from a model folder"),
+        (
+            [*common[:4], "--recipe", "published"],
+            "--recipe published trains from a fairseq checkpoint, not from a model folder; specdec-draft",
+        ),
         ([*common[:4], "--beam", "4"], "--local, --mono and --beam cannot be combined with --verifier"),
     ):
         refused = train_sh(*arguments)

@@ -25,8 +25,11 @@ from specdec_plugins.decoding.backends.cpu import drafts
 from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.drafters import draft_in_turn, options_of
+from specdec_plugins.decoding.drafters.block import Options
 from specdec_plugins.decoding.loop import Session, speculative_decode
+from specdec_plugins.decoding.networks.block import Network
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, blocks, network_of, without
+from specdec_plugins.decoding.networks.masking import fixed_starts, leading_right, reveal
 from specdec_plugins.decoding.options import Sampling, Tolerance, Tree
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Request, Source
@@ -283,6 +286,47 @@ def test_training_teaches_what_decoding_uses(name, shape):
     assert [n for i, n in enumerate(found) if i not in first] == [n for i, n in enumerate(expected) if i not in first]
     assert all(found[i] >= expected[i] for i in first)
     assert len(set(expected)) > 2
+
+
+@pytest.mark.parametrize("shape", ["pre-norm", "post-norm", "learned", "untied", "unscaled"])
+def test_training_teaches_what_decoding_with_a_whole_block_model_uses(shape):
+    with pytest.raises(ValueError, match="tells mask symbols apart by position embeddings"):
+        Network(Options(), FrozenVerifier(make_model(3, "T5")))
+    model = make_model(3, shape)
+    verifier = FrozenVerifier(model, dtype=torch.float64)
+    torch.manual_seed(0)
+    network = Network(Options(length=4, dropout=0.0), verifier).to(torch.float64)
+    assert ("encoder.embed_positions.weight" in network.state_dict()) == (shape == "learned")
+    batch = batch_of(verifier)
+    batch = replace(batch, **{name: getattr(batch, name).repeat(4, 1) for name in ("source", "prefix", "target")})
+    losses = teach(network, batch)
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5]) and all(each.grad is not None for each in network.parameters())
+    assert all(not tensor.requires_grad for tensor in verifier.tensors.values())
+    weights = DrafterModel("block", network.state_dict(), None, {"length": 4}, 4)
+    drafter, judge = assembly.assemble(model, weights, dtype="float64")
+    right, starts = network.eval().loss(batch).right, fixed_starts(batch.target.ne(SYMBOLS.pad).sum(1), torch.arange(12))
+    expected, found = leading_right(right).tolist(), []
+    for start, source, target in zip(starts.tolist(), *(without(each, SYMBOLS.pad) for each in (batch.source, batch.target))):
+        found.append(drafted_right(drafter, judge, source, target, 4)[start])
+    assert [n for n, start in zip(found, starts) if start] == [n for n, start in zip(expected, starts) if start]
+    assert len({*expected}) > 2 and len({*starts.tolist()}) > 4
+
+
+def test_glancing_reveals_less_and_less(monkeypatch):
+    """From ``glance_first`` of the wrong tokens to ``glance_last``, which the second pass need not predict."""
+    verifier, ratios = FrozenVerifier(make_model(3), dtype=torch.float64), []
+
+    def noted(wrong, masked, ratio, scores):
+        ratios.append(ratio)
+        return reveal(wrong, masked, ratio, scores)
+
+    monkeypatch.setattr("specdec_plugins.decoding.networks.block.reveal", noted)
+    network = Network(Options(length=4, glance_first=1.0, glance_last=0.0), verifier).to(torch.float64)
+    counts = []
+    for progress in (0.0, 0.5, 1.0):
+        torch.manual_seed(1)
+        counts.append(network.train().loss(replace(batch_of(verifier), progress=progress)).predictions)
+    assert ratios == [1.0, 0.5, 0.0] and counts[0] < counts[1] < counts[2]
 
 
 def started(drafter, verifier, sources):

@@ -336,7 +336,7 @@ def test_train_sh_hands_options_to_fairseq_and_averages_once(toy_data, tmp_path)
             for rank in (0, 1)
         ]
         first, second = (run.result().stdout for run in runs)
-    assert "average of 1 checkpoints" in first and "average of" not in second
+    assert "average of 1 checkpoint\n" in first and "average of" not in second
     reports = re.findall(r"train_inner \| (.*)", (tmp_path / "logs/verifier.log").read_text())
     wpb = [float(json.loads(report)["wpb"]) for report in reports]
     assert len(wpb) == 2 and 600 < wpb[0] <= 1200  # target tokens of both; the preset alone has 2,048 per process

@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> None:
     from specdec_plugins.formats import checkpoint
 
     checkpoint.save(checkpoint.average(options.inputs), options.output)
-    print(f"{printable(options.output)}: average of {len(options.inputs)} checkpoints")
+    print(f"{printable(options.output)}: average of {(count := len(options.inputs))} checkpoint{'s' * (count != 1)}")
 
 
 main = command(parser, run)

@@ -54,7 +54,7 @@ def parser() -> Parser:
         "--recipe",
         default="glide",
         metavar="NAME",
-        help="the drafter: glide (default), block_causal, another of docs/drafters.md, or module:object",
+        help="the drafter: glide (default), block_causal, published, another of docs/drafters.md, or module:object",
     )
     p.add_argument(
         "--drafter-options", nargs="+", default=[], metavar="NAME=VALUE", help="options of the drafter, such as layers=1"
@@ -124,7 +124,7 @@ def run(options: argparse.Namespace) -> None:
 
     Plan.of(options.recipe, options.drafter_options, sys.maxsize)  # raises for what no model allows
     pair = load_folder(options.model)
-    Plan.of(options.recipe, options.drafter_options, pair.verifier.spec.decoder.layers)
+    Plan.of(options.recipe, options.drafter_options, pair.verifier.spec.decoder.layers).check(pair.verifier.spec)
     if options.estimate:
         from specdec_plugins.commands.estimating import estimate
 

@@ -34,8 +34,7 @@ def read_text(path: str, translator: Translator, languages: tuple[str | None, st
                 raise ValueError(f"{path}: more than {MOST_LINES:,} lines; a training of an hour sees about 300,000")
             if not line.strip() or line in lines:
                 continue
-            # A token seldom has less than a byte, so most lines need not be encoded.
-            if len(line.encode()) >= translator.max_source - 64 and too_long(translator, line, languages):
+            if too_long(translator, line, languages):
                 long.append(reader.number)
             else:
                 lines[line] = None
@@ -48,7 +47,7 @@ def read_text(path: str, translator: Translator, languages: tuple[str | None, st
         raise ValueError(
             f"{path}: {len(lines):,} different sentences are too few for a drafter; give {LEAST_LINES:,}, better 50,000"
         )
-    too_long(translator, next(iter(lines)), languages)  # raises ValueError where a language is missing or unknown
+    translator.encode([next(iter(lines))], False, *languages)  # raises ValueError where a language is missing or unknown
     mixed = [*lines]
     random.Random(seed).shuffle(mixed)
     held = max(LEAST_HELD_OUT, min(MOST_HELD_OUT, len(mixed) // HELD_OUT))
@@ -56,6 +55,8 @@ def read_text(path: str, translator: Translator, languages: tuple[str | None, st
 
 
 def too_long(translator: Translator, line: str, languages: tuple[str | None, str | None]) -> bool:
+    if len(line.encode()) < translator.max_source - 64:  # a token seldom has less than a byte
+        return False
     try:
         translator.encode([line], False, *languages)
     except SourceTooLong:

@@ -1,7 +1,8 @@
 """What ``specdec-draft`` does: distil, train, evaluate, write; resumable at any moment.
 
-An output folder holds the work in ``training/``: ``run.json`` says what is trained, ``pairs.jsonl`` has the verifier's
-translations, ``state.pt`` the training. The model's files follow at the end, and ``drafter/``, the drafter alone with its card.
+An output folder holds the work in ``training/``: ``run.json`` says what is trained and how long distilling took,
+``pairs.jsonl`` has the verifier's translations, ``state.pt`` the training. The model's files follow at the end, and ``drafter/``,
+the drafter alone with its card.
 """
 
 import fcntl
@@ -43,6 +44,7 @@ from specdec_plugins.translator import Translator
 
 CHUNK = 256  # lines translated between two writes of their translations
 DISTILLING = 1 / 3  # of the time, at most: what has been translated by then is trained on
+DISTILLED = "seconds_of_distilling"  # in run.json: a run that was killed meanwhile does not begin a new third
 CHECKPOINT = 15.0  # seconds
 EVALUATIONS, EVALUATING = 15, 0.1  # of a training; the part of the time that they may take
 COOLDOWN = 0.2  # of the time spent: how long the learning rate falls once training no longer pays
@@ -76,6 +78,7 @@ class Work:
         self.options, self.steps = options, steps
         self.given, self.pair = pair, replace(pair, drafter=None, others=())
         self.folder = Path(options.output) / "training"
+        self.noted: dict[str, Any] = {}  # in run.json
         self.threads, self.languages = options.threads or usual_threads(), (options.source_lang, options.target_lang)
         self.evaluator = Evaluator(self.pair, self.threads, self.languages)
         self.timed = options.updates is None
@@ -109,25 +112,33 @@ class Work:
             "languages": [*self.languages],
             "kind_of_limit": "minutes" if self.timed else "updates",
         }
+        self.noted = {**wanted, DISTILLED: 0.0}
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "lock", "w", encoding="utf-8") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ValueError(f"{options.output}: another specdec-draft is at work in it") from None
+            for left in self.folder.glob("*.tmp"):  # by a run that was killed: of a state, or of a whole model
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
             if path.exists():
                 try:
                     known = json.loads(path.read_text(encoding="utf-8"))
                 except ValueError:
                     known = None
-                if not isinstance(known, dict):
+                if not isinstance(known, dict) or not isinstance(known.get(DISTILLED, 0.0), float):
                     raise ValueError(f"{path}: damaged; remove {self.folder} to start again")
                 if other := [name for name, value in wanted.items() if known.get(name) != value]:
                     what = ", ".join(other).replace("_", " ")
                     raise ValueError(f"{options.output} was begun with another {what}; name another --output")
-            else:
-                write(path, json.dumps(wanted, indent=1) + "\n")
+                self.noted |= known
+            self.note(self.noted[DISTILLED])
             yield
+
+    def note(self, seconds: float) -> None:
+        """How long distilling has taken so far."""
+        self.noted[DISTILLED] = seconds
+        write(self.folder / "run.json", json.dumps(self.noted, indent=1) + "\n")
 
     # ---- distilling
 
@@ -135,7 +146,7 @@ class Work:
         """The verifier's outputs for the text, as far as there is time. Those without an end of their own are left out."""
         path = self.folder / "pairs.jsonl"
         sizes = len(self.pair.source), len(self.pair.target)
-        found, began = read_pairs(path, sizes), time.monotonic()
+        found, began = read_pairs(path, sizes), time.monotonic() - self.noted[DISTILLED]
         if len(found) < len(text.train):
             translator = self.evaluator.translator(None)
             with open(path, "a", encoding="utf-8") as file:
@@ -146,8 +157,9 @@ class Work:
                     file.writelines(map(line_of, some))
                     file.flush()
                     found += some
+                    self.note(time.monotonic() - began)
                     part = len(found) / len(text.train)
-                    done = (time.monotonic() - began) / self.budget if self.timed else DISTILLING * part
+                    done = self.noted[DISTILLED] / self.budget if self.timed else DISTILLING * part
                     self.steps.step(f"translating line {len(found):,} of {len(text.train):,}", done)
         pairs = [pair for pair in found if pair is not None]
         if len(pairs) < LEAST_LINES // 2:
@@ -171,7 +183,7 @@ class Work:
     def training(self, text: Text) -> tuple[Training, Progress]:
         """From the state of an earlier run, or new."""
         options, path = self.options, self.folder / "state.pt"
-        began, state = time.monotonic(), load(path) if path.exists() else None
+        state = load(path) if path.exists() else None
         pairs = self.distilled(text) if state is None else self.known_pairs(path)
         drafted = self.drafted(pairs) if state is None else state["drafted"]
         plan = Plan.of(options.recipe, options.drafter_options, self.pair.verifier.spec.decoder.layers, drafted, options.seed)
@@ -179,7 +191,7 @@ class Work:
         keep_memory()
         training = Training(plan, self.pair.verifier, pairs)
         if state is None:
-            progress = Progress(self.budget, time.monotonic() - began if self.timed else 0.0, end=self.budget)
+            progress = Progress(self.budget, self.noted[DISTILLED] if self.timed else 0.0, end=self.budget)
         else:
             try:
                 training.restore(state)

@@ -59,6 +59,12 @@ class Learning:
         line.learn = self.learn
         self._thread.start()
 
+    @property
+    def process(self) -> int | None:
+        """The number of the learning process, while it lives."""
+        worker = self._process
+        return worker.process.pid if worker is not None and worker.process.is_alive() else None
+
     def learn(self, request: Request, output: Hypothesis) -> None:
         """From the engine's threads: keep an example, if it is one."""
         ended = output.error is None and not output.cut and output.tokens

@@ -1,6 +1,7 @@
 """Train a drafter on a frozen verifier with PyTorch alone: network, optimiser, schedule and state. Reads no clock and no text.
 
-Loss, masks, kernels and optimiser are those of ``fairseq-train --arch drafter --criterion drafter_loss``.
+Loss, masks, kernels, optimiser and learning rate are those of ``fairseq-train --arch drafter --criterion drafter_loss
+--optimizer muon --lr-scheduler plateau``. Batches are not: fairseq keeps those of the first epoch.
 """
 
 import io
@@ -20,6 +21,7 @@ from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier, netwo
 from specdec_plugins.formats.arrays import array
 from specdec_plugins.formats.files import whole
 from specdec_plugins.formats.spec import DrafterModel, Model, fingerprint
+from specdec_plugins.model.spec import ModelSpec
 from specdec_plugins.training import presets
 from specdec_plugins.training.muon import Muon, is_hidden
 from specdec_plugins.training.pairs import Pair, batch_of, batches
@@ -64,15 +66,15 @@ class Plan:
     def of(cls, recipe: str, given: Sequence[str], layers: int, drafted: Sequence[int] = (), seed: int = 1) -> "Plan":
         """The plan of a recipe, as in ``train.sh``. ``given`` options of the drafter (NAME=VALUE) override the recipe's. The
         drafter has at most ``layers`` layers, as many as the verifier's decoder. Raises ValueError."""
-        preset = presets.frozen(recipe)
-        options, how = asdict(trainable(recipe, [*preset["drafter_options"], *given])[1]), preset["options"]
+        preset = presets.for_folder(recipe)
+        options, how = asdict(trainable(preset["code"], [*preset["drafter_options"], *given])[1]), preset["options"]
         if options.get("layers", 0) > layers:
             if any(each.startswith("layers=") for each in given):
                 raise ValueError(f"--drafter-options layers={options['layers']}: the verifier has {layers}")
             options["layers"] = layers
         first, second = map(float, how["adam-betas"].strip("()").split(","))
         return cls(
-            recipe,
+            preset["code"],
             options,
             options.get("length", preset["block_size"]),
             tuple(drafted),
@@ -85,6 +87,11 @@ class Plan:
             how["clip-norm"],
             seed,
         )
+
+    def check(self, verifier: ModelSpec) -> None:
+        """Raises ValueError for a verifier that this drafter cannot be trained for."""
+        if hasattr(code := drafters.find(self.code), "check"):
+            code.check(verifier)
 
 
 class Training:
@@ -141,8 +148,8 @@ class Training:
         if self.position == len(self._order):
             self.epoch, self.position = self.epoch + 1, 0
             self._order = batches(self.pairs, self.plan.tokens, self.plan.seed, self.epoch)
-        batch = batch_of([self.pairs[number] for number in self._order[self.position]], self.verifier)
-        rate = learning_rate(self.plan, self.updates, progress)
+        batch = batch_of([self.pairs[number] for number in self._order[self.position]], self.verifier, progress)
+        rate = learning_rate(self.plan.lr, self.plan.warmup, self.updates, progress)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         self.network.train()
@@ -210,7 +217,7 @@ def half(tensor: Tensor) -> Tensor:
     return tensor.half() if tensor.is_floating_point() else tensor
 
 
-def learning_rate(plan: Plan, updates: int, progress: float) -> float:
-    """It rises over the plan's warm-up, or `WARMUP` of a short training, stays, and falls to 0 over the last part, `FALL`."""
-    risen = min(1.0, max((updates + 1) / plan.warmup, progress / WARMUP))
-    return plan.lr * risen * min(1.0, max(0.0, 1 - progress) / FALL)
+def learning_rate(highest: float, warmup: int, updates: int, progress: float) -> float:
+    """It rises over ``warmup`` updates, or `WARMUP` of a short training, stays, and falls to 0 over the last part, `FALL`."""
+    risen = min(1.0, max((updates + 1) / max(1, warmup), progress / WARMUP))
+    return highest * risen * min(1.0, max(0.0, 1 - progress) / FALL)

@@ -65,11 +65,11 @@ def batches(pairs: Sequence[Pair], most: int, seed: int, epoch: int) -> list[lis
     return made
 
 
-def batch_of(pairs: Sequence[Pair], verifier: FrozenVerifier) -> Batch:
-    """What a drafter's loss reads of pairs, which follows the verifier's special tokens."""
+def batch_of(pairs: Sequence[Pair], verifier: FrozenVerifier, progress: float = 1.0) -> Batch:
+    """What a drafter's loss reads of pairs, which follows the verifier's special tokens. ``progress``: of the training."""
     symbols = verifier.spec.symbols
     prefixes, targets = [[symbols.start, *pair.target] for pair in pairs], [[*pair.target, symbols.eos] for pair in pairs]
     source, prefix, target = (
         source_tokens(Source(rows, symbols)) for rows in ([pair.source for pair in pairs], prefixes, targets)
     )
-    return Batch(source, prefix, target, symbols, verifier)
+    return Batch(source, prefix, target, symbols, verifier, progress)

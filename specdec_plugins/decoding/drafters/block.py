@@ -3,14 +3,28 @@
 Its decoder attends in both directions, so the target side cannot be cached: every draft reads the whole prefix again.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
 from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
 from specdec_plugins.decoding.backends.candidates import branch
-from specdec_plugins.decoding.drafters import complete
+from specdec_plugins.decoding.drafters import complete, options_of
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import Draft, Plan
 from specdec_plugins.formats.spec import DrafterModel, Model
+from specdec_plugins.model.spec import ModelSpec
+
+
+@dataclass
+class Options:
+    length: int = 12  # K in training
+    dropout: float = 0.1  # of the embedded input
+    label_smoothing: float = 0.1
+    glance_first: float = 0.5  # revealed tokens per wrong one, at the start of the training
+    glance_last: float = 0.3  # and at its end
 
 
 class BlockDrafter(Drafter):
@@ -52,8 +66,29 @@ def loaded(weights: DrafterModel, model: LoadedModel | None) -> LoadedModel:
     return model
 
 
+def check(verifier: ModelSpec) -> None:
+    """Raises ValueError for a verifier in whose shape it cannot be trained."""
+    encoder, decoder = verifier.encoder, verifier.decoder
+    if encoder.embedding.offset is None or decoder.embedding.offset is None:
+        raise ValueError("drafter 'block' tells mask symbols apart by position embeddings, and the verifier has none")
+    if len({encoder.width, decoder.width, decoder.key_width}) > 1:
+        raise ValueError("drafter 'block' copies the source, but the verifier's encoder, decoder and keys differ in width")
+
+
+def filled(own: Mapping[str, Any], verifier: Mapping[str, Any]) -> dict[str, Any]:
+    """A whole model's tensors, given its ``own``: of tied ones the first by name. What it has none of is the verifier's."""
+    first: dict[int, str] = {}
+    for name in sorted(verifier):
+        first.setdefault(id(verifier[name]), name)
+    return {**{name: own.get(first[id(tensor)], tensor) for name, tensor in verifier.items()}, **own}
+
+
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
-    return complete(weights, "source_copy")
+    """A drafter that has a spec is complete, another has the verifier's."""
+    if weights.spec is not None:
+        return complete(weights, "source_copy")
+    options_of(Options, weights.options)
+    return replace(weights, spec=verifier.spec, tensors=filled(weights.tensors, verifier.tensors))
 
 
 def build(weights: DrafterModel, model: LoadedModel | None, verifier: LoadedModel) -> BlockDrafter:

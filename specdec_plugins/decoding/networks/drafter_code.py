@@ -71,6 +71,7 @@ class Batch:
     target: Tensor  # (B, T) int64, ending with eos
     symbols: Symbols
     verifier: "FrozenVerifier"
+    progress: float = 1.0  # part of the training that is over
 
 
 class FrozenVerifier:
@@ -110,10 +111,7 @@ class FrozenVerifier:
     @torch.no_grad()
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """(B, S, D) encoder output, undefined at padding, and the mask (B, 1, 1, S) to add to attention scores."""
-        sources = Source(without(source, self.spec.symbols.pad), self.spec.symbols, str(source.device))
-        encoded = self.transformer.encoder(sources)
-        past = torch.arange(sources.longest, device=source.device) >= send(sources.sizes, source.device)[:, None]
-        return encoded, hide(past, encoded.dtype)[:, None, None]
+        return encoded_by(self.transformer, source)
 
     @torch.no_grad()
     def embed(self, tokens: Tensor) -> Tensor:
@@ -151,6 +149,15 @@ class FrozenVerifier:
         state.admit(Source(sources, self.spec.symbols, str(source.device)))
         done = self.model.read(state, Reading(tokens, [0] * len(tokens), want=Want(features=True)))
         return done.logits().clone(), done.features().clone()  # copies, usable in autograd
+
+
+def encoded_by(transformer: Transformer, source: Tensor) -> tuple[Tensor, Tensor]:
+    """See `FrozenVerifier.encode`."""
+    symbols = transformer.spec.symbols
+    sources = Source(without(source, symbols.pad), symbols, str(source.device))
+    encoded = transformer.encoder(sources)
+    past = torch.arange(sources.longest, device=source.device) >= send(sources.sizes, source.device)[:, None]
+    return encoded, hide(past, encoded.dtype)[:, None, None]
 
 
 def without(tokens: Tensor, pad: int) -> list[list[int]]:

@@ -13,7 +13,8 @@ A preset has
     model                   options of fairseq-train for both models: their shape
     tokens, device_tokens   tokens of the longer side, padding included: per update, and at most per batch on a device
     save_every, keep        updates between checkpoints, and how many are kept and averaged
-    verifier                a training: ``updates``, ``schedule``, ``options`` of fairseq-train; none for a model folder
+    verifier                a training: ``updates``, ``schedule`` (a name of ``--lr-scheduler``), ``options`` of
+                            fairseq-train; none for a model folder
     drafter                 a training per recipe, with ``block_size``
 
 A recipe with ``init`` trains ``--arch block`` from an initial checkpoint, made with these options. Any other has the name of a
@@ -97,20 +98,17 @@ def settings(name: str, recipe: str | None = None, updates: int | None = None) -
     }
 
 
-def frozen(recipe: str) -> dict[str, Any]:
-    """How a drafter on the frozen verifier of a model folder trains: ``block_size``, ``tokens`` of an update, ``options`` of the
-    optimiser by fairseq's names, and ``drafter_options`` (NAME=VALUE). A name of no recipe is taken for that of a drafter's code.
-
-    Raises ValueError for a recipe that does not train on a frozen verifier.
-    """
+def for_folder(recipe: str) -> dict[str, Any]:
+    """How ``specdec-draft`` trains a drafter: the name of its ``code``, ``block_size``, ``tokens`` of an update, ``options`` of
+    the optimiser by fairseq's names, and ``drafter_options`` (NAME=VALUE). A name of no recipe is taken for that of a drafter's
+    code."""
     preset = read("folder")
     path = HERE / "recipes" / f"{recipe}.json"
     common = json.loads(path.read_text(encoding="utf-8")) if recipe in RECIPES else {"drafter": {}}
-    if "init" in common:
-        raise ValueError(f"recipe {recipe} trains from a fairseq checkpoint (train.sh), not on a model folder's verifier")
     usual = preset["drafter"][DEFAULT_RECIPE]
     block, own = common.get("block_size", usual["block_size"]), common["drafter"]
     return {
+        "code": own.get("arch", recipe),
         "block_size": block,
         "tokens": preset["tokens"],
         "options": {**DRAFTER, **usual["options"]},
@@ -119,10 +117,9 @@ def frozen(recipe: str) -> dict[str, Any]:
 
 
 def schedule(training: Mapping[str, Any], updates: int) -> dict[str, Any]:
-    """Options of fairseq-train for a learning rate that decays linearly to 0 over the training, or by the inverse square root."""
-    if training["schedule"] == "linear":
-        return {"lr-scheduler": "polynomial_decay", "total-num-update": updates}
-    return {"lr-scheduler": "inverse_sqrt", "warmup-init-lr": 1e-7}
+    """Options of fairseq-train for the learning rate: it decays by the inverse square root, or ends at 0."""
+    name = training["schedule"]
+    return {"lr-scheduler": name} | ({"warmup-init-lr": 1e-7} if name == "inverse_sqrt" else {"total-num-update": updates})
 
 
 def command_line(*options: Mapping[str, Any]) -> list[str]:
