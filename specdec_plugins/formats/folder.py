@@ -322,7 +322,9 @@ def _inside(folder: Path, name: str, most: int | None = None) -> Path:
 def _load_models(folder: Path, described: Description) -> tuple[Model, tuple[DrafterModel, ...]]:
     entry = described.verifier
     files = {dtype: packed.read(_inside(folder, name)) for dtype, name in entry.packed.items()}
-    verifier = Model(entry.spec, _load_tensors(folder, "verifier", entry, {}, files), files)
+    weights = _load_tensors(folder, "verifier", entry, {}, files)
+    mark = entry.fingerprint if any(isinstance(each, Lazy) for each in weights.values()) else None
+    verifier = Model(entry.spec, weights, files, mark)
     return verifier, tuple(_load_drafter(folder, each, verifier) for each in described.drafters)
 
 

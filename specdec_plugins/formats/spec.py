@@ -41,6 +41,7 @@ class Model:
     tensors: Mapping[str, Any]  # arrays, or PyTorch's tensors
     # Linear layers packed for the CPU kernels, by data type and name: packed.py
     packed: Mapping[str, Arrays] = field(default_factory=dict)
+    mark: str | None = None  # `fingerprint` of the weights that were rounded, of a model that has packed ones alone
 
 
 @dataclass(frozen=True)
@@ -262,6 +263,8 @@ def fingerprint(model: Model) -> str:
 
     Leaves out sinusoidal tables, whether computed here or stored by a program that rounds them otherwise.
     """
+    if model.mark is not None:
+        return model.mark
     digest = hashlib.sha256()
     tables = sinusoidal_tables(model.spec)
     for name, tensor in sorted(model.tensors.items()):

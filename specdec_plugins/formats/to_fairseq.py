@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from specdec_plugins.decoding.backends.torch.arrays import tensors as as_tensors
-from specdec_plugins.formats.arrays import arrays, equal
+from specdec_plugins.formats.arrays import array, arrays, equal
 from specdec_plugins.formats.checkpoint import Checkpoint
 from specdec_plugins.formats.fairseq import ACTIVATIONS, OFFSET, PAD
 from specdec_plugins.formats.spec import Model, sinusoidal_table
@@ -17,7 +17,7 @@ from specdec_plugins.model.spec import Attention, FeedForward, ModelSpec, Norm, 
 
 def checkpoint_of(model: Model) -> Checkpoint:
     """The checkpoint of ``--arch transformer`` for a model. Raises ValueError for what fairseq's Transformer does not compute."""
-    spec, tensors = model.spec, arrays(model.tensors)
+    spec, tensors = model.spec, arrays({name: array(each) for name, each in model.tensors.items()})
     first, prenorm = spec.encoder, {side: side.norms == "before" for side in (spec.encoder, spec.decoder)}
     if faults := fairseq_faults(spec):
         raise ValueError("fairseq's Transformer does not compute " + "; ".join(faults))
