@@ -4,7 +4,7 @@ D width, V vocabulary, L layers, H heads, K width of a head, G width of a succes
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
