@@ -48,11 +48,11 @@ struct Engine {
     }
     // Memory for the bounds of a pass over scratch.rows; none without a plane.
     Bounds bounds_of(const Plane* plane, int64_t results) {
-        if (!plane) return {nullptr, scratch.input, nullptr, nullptr};
+        if (!plane) return {nullptr, scratch.input, scratch.reaches, nullptr, nullptr};
         if (bounds.size() < size_t(results) * plane->exact.panels) bounds.resize(results * plane->exact.panels);
         row_of.resize(results);
         for (size_t row = 0; row < scratch.rows.size(); ++row) row_of[scratch.rows[row].target] = int(row);
-        return {plane, scratch.input, row_of.data(), bounds.data()};
+        return {plane, scratch.input, scratch.reaches, row_of.data(), bounds.data()};
     }
 };
 
@@ -244,7 +244,7 @@ struct Judging {
             for (int64_t k = (b + member) % size; passes && k <= offered; k += size) {
                 const int64_t at = b * width + k;
                 float* values = logits + at * judge.vocabulary;
-                engine.chosen[at] = bounds && bounds->plane->bounds(bounds->input.scale[bounds->rows[at]])
+                engine.chosen[at] = bounds && bounds->reaches[bounds->rows[at]].bounded
                                         ? lazily(engine, member, draft, k, at)
                                         : judge(draft, k, all(values, at), kept, engine.repeated[member], weights);
                 passes = engine.chosen[at].passes;
@@ -273,7 +273,7 @@ struct Judging {
         engine.computed[member] += values.panels;
         return chosen;
     }
-    // The logits (V) of a result; where bounds are no numbers, they are computed now.
+    // The logits (V) of a result; where it has no bounds, they are computed now.
     float* all(float* values, int64_t at) const {
         if (!bounds) return values;
         const int row = bounds->rows[at];

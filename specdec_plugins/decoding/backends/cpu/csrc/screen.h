@@ -1,9 +1,11 @@
-// The best token by an int8 output layer, without reading all of its weights; exact.
+// The best token by an output layer in int8, float32 or bfloat16, without reading all of its weights; exact.
 //
-// A weight is 16 h + l, and h the number in its upper four bits. The first product reads only the h of all weights, half the bytes.
-// What the l add to a sum is at most |l| |x| (Cauchy and Schwarz), so it bounds each sum from above by an integer. That goes through
-// the operations that make a logit of a sum: they are monotone, rounding included, so the result is an upper bound of the logit
-// itself. Panels are then multiplied exactly, the largest bound first, until no bound reaches the best logit found.
+// In units of its output's scale a weight is 16 h + l, h a number of four bits; in int8 its upper four. The first product reads only
+// the h of all weights, with inputs quantised. What the l add to a sum is at most |l| |x| (Cauchy and Schwarz), so it bounds each sum
+// from above by an integer. Weights and inputs that are no integers add what inputs lose in quantising, at most |w| times its length,
+// and the rounding of the exact sum, at most (inputs |w| |x|) half units in the last place. The bound goes through operations that
+// make a logit of a sum: they are monotone, rounding included, so the result is an upper bound of the logit itself. Panels are then
+// multiplied exactly, the largest bound first, until no bound reaches the best logit found.
 #pragma once
 
 #include <algorithm>
@@ -17,12 +19,23 @@
 
 namespace {
 
-// The upper four bits of an int8 layer's weights, and what bounds the lower ones.
+// What a row's inputs are multiplied with in bounds, in units of their scale.
+struct Reach {
+    float inputs = 0, rounding = 0;  // lengths: of the inputs, and of what quantising and exact sums lose
+    bool bounded = false;            // whether there are bounds: logits are finite, and no scale is too small
+};
+
+// The numbers h of a layer's weights, and what bounds the rest.
 class Plane {
   public:
     // Of up to 65,536 inputs, so that bounds have 32 bits. Reads `exact` also later.
-    explicit Plane(const Linear& exact) : exact(exact), upper(exact.outputs, exact.inputs, INT4), lower(size_t(exact.panels) * TILE) {
-        for (int panel = 0; panel < exact.panels; ++panel) take(panel);
+    explicit Plane(const Linear& exact)
+        : exact(exact), upper(exact.outputs, exact.inputs, INT4), lower(size_t(exact.panels) * TILE), length(lower.size()),
+          rounded_up(1 + float(exact.inputs + 32) * 0x1p-23f) {
+        for (int panel = 0; panel < exact.panels; ++panel)
+            exact.kind == INT8      ? take<uint8_t>(panel)
+            : exact.kind == FLOAT32 ? take<float>(panel)
+                                    : take<uint16_t>(panel);
     }
 
     // Rows of a pass up to which it is worth while. Measured on an Intel Xeon (Sapphire Rapids), one thread: with 30 MB of int8
@@ -30,28 +43,43 @@ class Plane {
     // 9 with AVX2; with 2 MB, which stay in caches, 0.5 for 1 to 5 and 0.76 for 9 with AVX-512, 0.5, 0.72 and 1 for 1, 2 and 3 with
     // AVX2. Without vector instructions for bytes arithmetic takes all the time.
     static int rows(const Linear& exact) {
+        if (!exact.quantises()) return SCREENED_ROWS.wide;
         const bool large = size_t(exact.outputs) * exact.inputs > (8 << 20);  // for second-level caches
         return large ? SCREENED_ROWS.large : SCREENED_ROWS.small;
     }
 
-    // Whether a row's logits are finite, by the scale of its inputs.
-    bool bounds(float scale) const {
-        const double most = double(scale) * (1 << 15) * exact.inputs;  // times a sum, or its bound
-        return most < FLT_MAX && most * largest_scale + largest_bias < FLT_MAX / 2;
+    // Of a row of the layer's input, which it quantises if the layer does not.
+    Reach reach(Input& input, int row) const {
+        const int inputs = exact.inputs;
+        Reach found;
+        if (exact.quantises()) {
+            found.inputs = input.norm(row, inputs);
+        } else {
+            const float *x = &input.values[size_t(row) * inputs], lost = 0.501f * std::sqrt(float(inputs));
+            input.quantise(row, upper, x);
+            Floats squares = 0;
+            for (int i = 0; i < inputs; i += W) squares = fma(load(x + i), load(x + i), squares);
+            const float norm = std::sqrt(sum(squares)) / input.scale[row];
+            found.inputs = (norm + lost) * rounded_up, found.rounding = (lost + (rounded_up - 1) * norm) * rounded_up;
+            if (!(found.inputs < INFINITY && input.scale[row] >= SMALLEST)) return {};
+        }
+        const double most = double(input.scale[row]) * (1 << 15) * inputs;  // times a sum, or its bound
+        found.bounded = most < FLT_MAX && most * largest_scale + largest_bias < FLT_MAX / 2;
+        return found.bounded ? found : Reach{};
     }
 
-    // Upper bounds of the logits in each panel for some rows -> place(row) (panels). `norms`: of the rows, `Input::norm`.
+    // Upper bounds of the logits in each panel for some rows -> place(row) (panels). `reaches`: of the rows.
     template <class Place>
-    void bound(const Input& input, const float* norms, Range rows, Range panels, Place&& place) const {
+    void bound(const Input& input, const Reach* reaches, Range rows, Range panels, Place&& place) const {
         multiply_by<Int4>(upper, input, rows, panels, [&](int panel, int first, int count, float* sums) __attribute__((always_inline)) {
             const Trailer& trailer = upper.trailer(panel);
-            const float* lower = &this->lower[size_t(panel) * TILE];
+            const float *lower = &this->lower[size_t(panel) * TILE], *length = &this->length[size_t(panel) * TILE];
             for (int row = first; row < first + count; ++row, sums += TILE) {
                 Floats most = -INFINITY;
 #pragma GCC unroll 8
                 for (int c = 0; c < TILE; c += W) {
-                    const Ints rest = convert<int32_t>(load(lower + c) * norms[row]) + 1;  // conversion truncates
-                    const Ints sum = bits_as<int32_t>(load(sums + c)) + input.start[row] + rest;
+                    const Floats rest = fma(load(lower + c), reaches[row].inputs, load(length + c) * reaches[row].rounding);
+                    const Ints sum = bits_as<int32_t>(load(sums + c)) + input.start[row] + convert<int32_t>(rest) + 1;  // truncated
                     most = maximum(most, result_of(sum, input.scale[row], load(trailer.scale + c), load(trailer.bias + c)));
                 }
                 place(row)[panel] = largest(most);
@@ -62,34 +90,62 @@ class Plane {
     const Linear& exact;
 
   private:
+    // Of weights and inputs that are no integers: products of the smallest numbers are not rounded relative to their size.
+    static constexpr float SMALLEST = 0x1p-60f;
+
+    // The weights of four inputs, each output's together, in units of its scale.
+    static void widen(const uint8_t* from, const float*, float* to) {
+        for (int each = 0; each < 4 * TILE; ++each) to[each] = float(from[each] - 128);
+    }
+    template <class Weight>
+    static void widen(const Weight* from, const float* scale, float* to) {
+        for (int i = 0; i < 4; ++i)
+            for (int column = 0; column < TILE; ++column) to[4 * column + i] = number(*from++) / scale[column];
+    }
+    static float number(float weight) { return weight; }
+    static float number(uint16_t weight) { return from_bfloat16(weight); }
+
+    template <class Weight>
     void take(int panel) {
-        const uint8_t* from = exact.weights<uint8_t>(panel);
+        const Weight* from = exact.weights<Weight>(panel);
         uint8_t* to = upper.weights<uint8_t>(panel);
-        int32_t squares[4 * TILE] = {};
+        Trailer& trailer = upper.trailer(panel);
+        trailer = exact.trailer(panel);
+        if constexpr (!is_scaled<Weight>) {
+            float most[TILE] = {};
+            for (int i = 0; i < exact.inputs * TILE; ++i) most[i % TILE] = std::max(most[i % TILE], std::fabs(number(from[i])));
+            for (int column = 0; column < TILE; ++column) trailer.scale[column] = std::max(most[column] / 127, SMALLEST);
+        }
+        float lows[4 * TILE] = {}, all[4 * TILE] = {};  // sums of squares
         for (int i = 0; i < exact.inputs; i += 4, from += 4 * TILE, to += 2 * TILE) {
+            float four[4 * TILE];
             uint8_t high[4 * TILE];
+            widen(from, trailer.scale, four);
             for (int each = 0; each < 4 * TILE; ++each) {
-                high[each] = (std::min<int>(from[each], 247) + 8) >> 4;
-                const int low = from[each] - 16 * high[each];
-                squares[each] += low * low;
+                const int32_t upper = int32_t(std::min(std::max(-128.0f, four[each]), 119.0f) / 16 + 8.5f);
+                const float low = four[each] - float(16 * (upper - 8));
+                lows[each] += low * low, all[each] += four[each] * four[each], high[each] = uint8_t(upper);
             }
             for (int each = 0; each < 2 * TILE; ++each) to[each] = high[each] | high[2 * TILE + each] << 4;
         }
-        Trailer& trailer = upper.trailer(panel);
-        trailer = exact.trailer(panel);
         for (int column = 0; column < TILE; ++column) {
-            const int32_t* own = squares + 4 * column;
-            lower[size_t(panel) * TILE + column] = std::sqrt(float(own[0] + own[1] + own[2] + own[3])) * ROUNDED_UP;
-            if (panel * TILE + column >= exact.outputs) trailer.bias[column] = -INFINITY;
+            const auto length_of = [&](const float* squares) {
+                const float* own = squares + 4 * column;
+                return std::sqrt(own[0] + own[1] + own[2] + own[3]) * rounded_up;
+            };
+            const size_t output = size_t(panel) * TILE + column;
+            lower[output] = length_of(lows), length[output] = length_of(all);
+            if (int64_t(output) >= exact.outputs) trailer.bias[column] = -INFINITY;
             else {
-                largest_scale = std::max(largest_scale, double(trailer.scale[column]));
+                largest_scale = std::max(largest_scale, length[output] < INFINITY ? double(trailer.scale[column]) : INFINITY);
                 largest_bias = std::max(largest_bias, double(std::fabs(trailer.bias[column])));
             }
         }
     }
 
     Linear upper;
-    std::vector<float> lower;  // (V in whole panels) lengths of the outputs' l, rounded up
+    std::vector<float> lower, length;  // (V in whole panels) of the outputs' l and weights, rounded up
+    const float rounded_up;            // more than all roundings in a bound and in an exact sum, each half a unit in the last place
     double largest_scale = 0, largest_bias = 0;
 };
 
@@ -117,8 +173,9 @@ class Screening {
 struct Bounds {
     const Plane* plane;
     const Input& input;
-    const int* rows;  // of `input`, by result
-    float* bounds;    // (results, panels)
+    const std::vector<Reach>& reaches;  // of its rows
+    const int* rows;                    // of `input`, by result
+    float* bounds;                      // (results, panels)
 };
 
 // The logits of a position, computed panel by panel as far as a choice needs them. Those of banned tokens are minus infinity.
