@@ -46,13 +46,14 @@ struct Engine {
         if (kept.size() < team.size * judge.forbidden.size()) kept.resize(team.size * judge.forbidden.size());
         repeated.resize(team.size), excluded.resize(team.size), computed.assign(team.size, 0);
     }
-    // Memory for the bounds of a pass over scratch.rows; none without a plane.
-    Bounds bounds_of(const Plane* plane, int64_t results) {
-        if (!plane) return {nullptr, scratch.input, scratch.reaches, nullptr, nullptr};
+    // Memory for the bounds of the first `count` rows in a pass over scratch.rows; none without a plane.
+    Bounds bounds_of(const Plane* plane, int count, int64_t results) {
+        if (!plane) return {nullptr, scratch.input, scratch.reaches, nullptr, 0, nullptr};
         if (bounds.size() < size_t(results) * plane->exact.panels) bounds.resize(results * plane->exact.panels);
         row_of.resize(results);
-        for (size_t row = 0; row < scratch.rows.size(); ++row) row_of[scratch.rows[row].target] = int(row);
-        return {plane, scratch.input, scratch.reaches, row_of.data(), bounds.data()};
+        for (size_t row = 0; row < scratch.rows.size(); ++row)
+            if (scratch.rows[row].target < results) row_of[scratch.rows[row].target] = int(row);
+        return {plane, scratch.input, scratch.reaches, row_of.data(), count, bounds.data()};
     }
 };
 
@@ -219,7 +220,7 @@ struct Judging {
     const Draws* draws;            // (B); NULL: no row samples
     Origins origins;               // of the drafted tokens; empty if each was certain
     const Repeats* repeats;        // (B); NULL: no row bans repeats
-    const Bounds* bounds = nullptr;  // in place of logits, where no row samples or wants scores
+    const Bounds* bounds = nullptr;  // in place of logits, where rows neither sample nor want scores
 
     // Called before the team runs.
     void reserve(Engine& engine, int64_t vocabulary) const {
@@ -244,7 +245,7 @@ struct Judging {
             for (int64_t k = (b + member) % size; passes && k <= offered; k += size) {
                 const int64_t at = b * width + k;
                 float* values = logits + at * judge.vocabulary;
-                engine.chosen[at] = bounds && bounds->reaches[bounds->rows[at]].bounded
+                engine.chosen[at] = bounded(at) && bounds->reaches[bounds->rows[at]].bounded
                                         ? lazily(engine, member, draft, k, at)
                                         : judge(draft, k, all(values, at), kept, engine.repeated[member], weights);
                 passes = engine.chosen[at].passes;
@@ -265,6 +266,7 @@ struct Judging {
     }
 
   private:
+    bool bounded(int64_t at) const { return bounds && bounds->rows[at] < bounds->count; }
     // By bounds: a member computes the panels that its position needs.
     Chosen lazily(Engine& engine, int member, const Draft& draft, int64_t k, int64_t at) const {
         engine.judge.bans(draft, k, engine.excluded[member]);
@@ -275,7 +277,7 @@ struct Judging {
     }
     // The logits (V) of a result; where it has no bounds, they are computed now.
     float* all(float* values, int64_t at) const {
-        if (!bounds) return values;
+        if (!bounded(at)) return values;
         const int row = bounds->rows[at];
         const Linear& exact = bounds->plane->exact;
         multiply(exact, bounds->input, {row, row + 1}, {0, exact.panels}, [&](int, int column) { return values + column; }, keep);

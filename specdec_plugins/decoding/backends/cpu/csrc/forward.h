@@ -172,6 +172,7 @@ struct Pass {
     float* gates;         // (results, R); used if the stack has a gate
     float* features;      // (results, D), the input of the output layer; NULL if not wanted
     float* bounds = nullptr;  // (results, panels of the projection) upper bounds of logits in place of these; NULL: not wanted
+    int bounded = 0;          // the first so many rows have bounds, the others logits
     const float* embeddings = nullptr;  // (.., D), indexed by the tokens in place of the token embeddings
     Masses masses{};
 };
@@ -566,16 +567,18 @@ class Forward {
         });
     }
 
-    // Upper bounds of logits for less than their weights cost: see screen.h.
+    // Upper bounds of logits for less than their weights cost: see screen.h. Logits of the other rows.
     void bound(const Part& part) {
+        const Linear& exact = *stack.projection;
         each_row(part, [&](int row) { reaches[row] = stack.plane->reach(input, row); });
         sync();
-        const int panels = stack.projection->panels;
-        const auto place = [&](int row) { return pass.bounds + rows[row].target * panels; };
-        if (apart)
-            stack.plane->bound(input, reaches.data(), part.rows, {0, panels}, place);
-        else
-            stack.plane->bound(input, reaches.data(), {0, count}, portion(panels, part.member, team.size), place);
+        const Range mine = apart ? part.rows : Range{0, count};
+        const Range panels = apart ? Range{0, exact.panels} : portion(exact.panels, part.member, team.size);
+        const int others = std::clamp(pass.bounded, mine.from, mine.to);
+        stack.plane->bound(input, reaches.data(), {mine.from, others}, panels,
+                           [&](int row) { return pass.bounds + rows[row].target * exact.panels; });
+        multiply(exact, input, {others, mine.to}, panels,
+                 [&](int row, int column) { return pass.output + rows[row].target * exact.outputs + column; }, keep);
     }
 
     void project(const Linear& linear, const Input& from, float* output, const Part& part) {

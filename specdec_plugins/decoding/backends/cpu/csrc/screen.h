@@ -154,12 +154,14 @@ class Plane {
 class Screening {
   public:
     bool pays() { return !pause || !pause--; }
-    void note(int64_t computed, int64_t panels) {
-        average += (double(computed) / panels - average) / 4;
+    void note(int64_t computed, int64_t panels, int64_t rows) {
+        average += (double(computed) / double(panels * std::max<int64_t>(1, rows / ALIKE)) - average) / 4;
         if (++passes >= period) period = SHORTEST;
         if (average <= MOST) return;
         pause = period, period = std::min(2 * period, LONGEST), average = passes = 0;
     }
+
+    static constexpr int64_t ALIKE = 8;  // rows whose logits take little longer than one row's: reading the weights takes the time
 
   private:
     static constexpr double MOST = 0.25;  // of the panels; bounds save the time of half of them
@@ -175,6 +177,7 @@ struct Bounds {
     const Input& input;
     const std::vector<Reach>& reaches;  // of its rows
     const int* rows;                    // of `input`, by result
+    int count;                          // the first so many rows have bounds, the others logits
     float* bounds;                      // (results, panels)
 };
 
