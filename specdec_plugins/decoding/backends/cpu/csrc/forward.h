@@ -207,7 +207,8 @@ class Forward {
     Forward(const Stack& stack, const Pass& pass, Team& team, Scratch& scratch, bool alone = false)
         : stack(stack), pass(pass), team(team), rows(scratch.rows), values(scratch.x), queries(scratch.queries), results(scratch.results),
           input(scratch.input), mixed(stack.queries() == stack.width ? scratch.input : scratch.mixed), hidden(scratch.hidden),
-          reduced(scratch.reduced), promise(scratch.promise), reaches(scratch.reaches), bounds(scratch.bounds), attention(scratch.attention), count(int(rows.size())) {
+          reduced(scratch.reduced), promise(scratch.promise), reaches(scratch.reaches), bounds(scratch.bounds),
+          attention(scratch.attention), count(int(rows.size())) {
         bool quantised = stack.projection && stack.projection->quantises();
         int inner = 0;
         for (const Layer& layer : stack.layers) {

@@ -52,8 +52,8 @@ class Machine {
         return std::max(needed, searches.needed()) <= call.caches.positions && drafting.fits(needed);
     }
 
-    // The number of rows whose logits the next pass computes only as far as choices need them; these come first. Other rows read all
-    // weights, beside which the bounds of a few rows save nothing, and those of int8 weights little.
+    // How many rows' logits the next pass computes only as far as choices need them; puts these first. Other rows read all weights,
+    // beside which the bounds of a few rows save nothing, and those of int8 weights little.
     int64_t screened(Engine& engine, const Plane* plane) const {
         auto& rows = engine.scratch.rows;
         if (!plane || call.parents) return 0;

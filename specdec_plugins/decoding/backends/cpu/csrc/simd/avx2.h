@@ -46,7 +46,7 @@ INLINE void prepare(int8_t* to, Wide<int32_t, 16> x) {
 #if defined(__AVXVNNI__)
 constexpr int ROW_CHAINS = 2;
 constexpr bool HOLDS = false, SPLITS = false;
-constexpr ScreenedRows SCREENED_ROWS{9, 3, 1 << 20};
+constexpr ScreenedRows SCREENED_ROWS{9, 3};
 
 INLINE bool crowded(const int8_t*) { return false; }
 INLINE IntRegister dot(IntRegister sums, Quad inputs, IntRegister weights) {
@@ -56,7 +56,7 @@ INLINE IntRegister dot(IntRegister sums, Quad inputs, IntRegister weights) {
 constexpr int ROW_CHAINS = 1;
 // Products of two neighbours are added in 16 bits, up to 255 times the sum of the inputs' magnitudes.
 constexpr bool HOLDS = false, SPLITS = true;
-constexpr ScreenedRows SCREENED_ROWS{9, 2, 1 << 20};
+constexpr ScreenedRows SCREENED_ROWS{9, 2};
 
 INLINE bool crowded(const int8_t* x) {
     const __m128i magnitudes = _mm_abs_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));

@@ -33,7 +33,7 @@ INLINE Register held(Register value) {
 
 constexpr int ROW_CHAINS = 4;
 constexpr bool HOLDS = true, SPLITS = false;
-constexpr ScreenedRows SCREENED_ROWS{14, 9, 1 << 20};
+constexpr ScreenedRows SCREENED_ROWS{14, 9};
 
 using Quad = __m512i;
 INLINE Quad quad(const int8_t* prepared) {

@@ -33,7 +33,7 @@ INLINE Register held(Register value) {
 constexpr int ROW_CHAINS = 1;   // sums of one row side by side, which would otherwise wait for each other
 constexpr bool HOLDS = false;   // whether registers have room for the weights of four inputs
 constexpr bool SPLITS = false;  // whether `dot` is exact only for inputs that are not `crowded`: see `Input`
-constexpr ScreenedRows SCREENED_ROWS{0, 0, 0};
+constexpr ScreenedRows SCREENED_ROWS{0, 0};
 
 struct Quad {
     int8_t x[4];

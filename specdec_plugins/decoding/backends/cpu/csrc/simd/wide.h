@@ -17,9 +17,9 @@ namespace {
 // The largest sum of the magnitudes of two inputs whose products with any unsigned weights fit into 16 bits together
 constexpr int MOST_OF_PAIR = 32767 / 255;
 
-// Rows of a pass up to which output layers are screened: a large and a small one in int8, and wider weights. See `Plane::rows`.
+// Rows of a pass up to which a large and a small output layer are screened: see `Plane::rows`.
 struct ScreenedRows {
-    int large, small, wide;
+    int large, small;
 };
 
 template <class T>
