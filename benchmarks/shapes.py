@@ -331,7 +331,8 @@ def ours(pair: "Pair", dtype: str, block: str, options: argparse.Namespace) -> D
 
 def weight_bytes(stack: "Stack") -> int:
     """The weights that a pass of one row reads, those of a screened output layer in four bits."""
-    assert (projection := stack.projection) is not None, "a decoder"
+    projection = stack.projection
+    assert projection is not None, "a decoder"
     read = projection.outputs * projection.inputs // 2 if stack.plane else projection.weight_bytes
     return sum(linear.weight_bytes for linear in stack.linears) + read
 

@@ -68,12 +68,12 @@ def tight(rng, vocabulary):
 
 
 def halfway(rng, vocabulary):
-    """States most of which quantising loses, and tokens of just these numbers: ahead by one of the few that it keeps, level, or
-    behind. Scales are those of `tight`."""
+    """States most of which quantising loses, and tokens of just these numbers: ahead of the only one that reads what it keeps,
+    level, or behind. Scales are those of `tight`."""
     x = 31 / 64 * rng.choice((-1, 1), size=(STATES, WIDTH))
-    sign, few = np.sign(x)[rng.integers(STATES, size=vocabulary)], np.arange(vocabulary) % (TILE + 1) == 0
-    weight = np.where(few[:, None], 16 * (np.arange(WIDTH) == 1), 112 * sign * (np.arange(WIDTH) > 1))
-    bias = np.where(few, 0, 16 * 127 - 112 * 62 * 31 / 64 + rng.integers(-1, 2, size=vocabulary))
+    sign, only = np.sign(x)[rng.integers(STATES, size=vocabulary)], np.arange(vocabulary) == vocabulary // 2
+    weight = np.where(only[:, None], 16 * (np.arange(WIDTH) == 1), 112 * sign * (np.arange(WIDTH) > 1))
+    bias = np.where(only, 0, 16 * 127 - 112 * 62 * 31 / 64 + rng.integers(-1, 2, size=vocabulary))
     weight[:, 0], x[:, 0], x[:, 1] = -127, 0, 127
     return weight, bias, x
 
