@@ -331,10 +331,11 @@ def ours(pair: "Pair", dtype: str, block: str, options: argparse.Namespace) -> D
 
 
 def weight_bytes(stack: "Stack") -> int:
-    """The weights that a pass of one row reads, those of a screened output layer by half."""
-    assert stack.output.linear is not None, "a decoder"
-    projection = stack.output.linear.weight_bytes // (2 if stack.output.plane else 1)
-    return sum(linear.weight_bytes for linear in stack.linears) + projection
+    """The weights that a pass of one row reads, those of a screened output layer in four bits."""
+    projection = stack.output.linear
+    assert projection is not None, "a decoder"
+    read = projection.outputs * projection.inputs // 2 if stack.output.plane else projection.weight_bytes
+    return sum(linear.weight_bytes for linear in stack.linears) + read
 
 
 def systems_of(dtype: str, options: argparse.Namespace) -> list[tuple[str, str]]:

@@ -153,8 +153,9 @@ class Norm:
 
 
 class Plane(Handle):
-    """The upper four bits of an int8 output layer's weights: bounds of its logits, from half the bytes (csrc/screen.h)."""
+    """An output layer's weights in four bits: bounds of its logits, from fewer bytes (csrc/screen.h)."""
 
+    KINDS = ("float32", "bfloat16", "int8")
     MOST_INPUTS = 1 << 16
 
     def __init__(self, linear: NativeLinear, rows: int):

@@ -193,8 +193,8 @@ def screen_of(output: Output, kind: str, engine: Engine) -> Screen | None:
 
 
 def plane_of(projection: NativeLinear | None, spec: ModelSpec, kind: str) -> Plane | None:
-    """Of a verifier's int8 output layer, where it saves time. A cap is not monotone to the last bit."""
-    if projection is None or kind != "int8" or spec.output.cap or projection.inputs > Plane.MOST_INPUTS:
+    """Of a verifier's output layer, where it saves time. A cap is not monotone to the last bit."""
+    if projection is None or kind not in Plane.KINDS or spec.output.cap or projection.inputs > Plane.MOST_INPUTS:
         return None
     rows = plane_rows(projection)
     return Plane(projection, rows) if rows else None

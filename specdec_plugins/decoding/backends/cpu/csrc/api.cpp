@@ -98,7 +98,8 @@ EXPORTED(void, pack, Linear* linear, const float* weight, const float* bias, con
 }
 EXPORTED(void, linear_free, Linear* linear) { delete linear; }
 
-// What a packed int8 output layer of up to 65,536 inputs is screened with; it reads the layer as long as it lives.
+// What a packed output layer in int8, float32 or bfloat16, of up to 65,536 inputs, is screened with; it reads the layer as long as it
+// lives.
 EXPORTED(Plane*, plane, const Linear* linear) {
     return made([&] { return new Plane(*linear); });
 }

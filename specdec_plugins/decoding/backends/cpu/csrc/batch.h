@@ -56,13 +56,14 @@ struct Engine {
     float* weights_by(int member, const Draws* draws) {
         return draws ? &weights[member * weights_of(judge.vocabulary)] : nullptr;
     }
-    // Memory for the bounds of a pass over scratch.rows; none without a plane.
-    Bounds bounds_of(const Plane* plane, int64_t results) {
-        if (!plane) return {nullptr, scratch.input, nullptr, nullptr};
-        if (bounds.size() < size_t(results) * plane->exact.panels) bounds.resize(results * plane->exact.panels);
+    // Memory for the bounds of the first `count` rows in a pass over scratch.rows; none without a plane.
+    Bounds bounds_of(const Plane* plane, int count, int64_t results) {
+        if (!plane) return {nullptr, scratch.input, scratch.reaches, nullptr, 0, nullptr};
+        grow(bounds, results * plane->exact.panels);
         row_of.resize(results);
-        for (size_t row = 0; row < scratch.rows.size(); ++row) row_of[scratch.rows[row].target] = int(row);
-        return {plane, scratch.input, row_of.data(), bounds.data()};
+        for (size_t row = 0; row < scratch.rows.size(); ++row)
+            if (scratch.rows[row].target < results) row_of[scratch.rows[row].target] = int(row);
+        return {plane, scratch.input, scratch.reaches, row_of.data(), count, bounds.data()};
     }
 };
 
@@ -228,7 +229,7 @@ struct Judging {
     const Draws* draws;            // (B); NULL: no row samples
     Origins origins;               // of the drafted tokens; empty if each was certain
     const Repeats* repeats;        // (B); NULL: no row bans repeats
-    const Bounds* bounds = nullptr;  // in place of logits, where no row samples or wants scores
+    const Bounds* bounds = nullptr;  // in place of logits, where rows neither sample nor want scores
 
     // Called before the team runs.
     void reserve(Engine& engine, int64_t vocabulary) const { engine.reserve(call, vocabulary, batch * width, draws); }
@@ -247,7 +248,7 @@ struct Judging {
             for (int64_t k = (b + member) % size; passes && k <= offered; k += size) {
                 const int64_t at = b * width + k;
                 float* values = logits + at * judge.vocabulary;
-                engine.chosen[at] = bounds && bounds->plane->bounds(bounds->input.scale[bounds->rows[at]])
+                engine.chosen[at] = bounded(at) && bounds->reaches[bounds->rows[at]].bounded
                                         ? lazily(engine, member, draft, k, at)
                                         : judge(draft, k, all(values, at), kept, engine.repeated[member], weights);
                 passes = engine.chosen[at].passes;
@@ -268,6 +269,7 @@ struct Judging {
     }
 
   private:
+    bool bounded(int64_t at) const { return bounds && bounds->rows[at] < bounds->count; }
     // By bounds: a member computes the panels that its position needs.
     Chosen lazily(Engine& engine, int member, const Draft& draft, int64_t k, int64_t at) const {
         engine.judge.bans(draft, k, engine.excluded[member]);
@@ -276,9 +278,9 @@ struct Judging {
         engine.computed[member] += values.panels;
         return chosen;
     }
-    // The logits (V) of a result; where bounds are no numbers, they are computed now.
+    // The logits (V) of a result; where it has no bounds, they are computed now.
     float* all(float* values, int64_t at) const {
-        if (!bounds) return values;
+        if (!bounded(at)) return values;
         const int row = bounds->rows[at];
         const Linear& exact = bounds->plane->exact;
         multiply(exact, bounds->input, {row, row + 1}, {0, exact.panels}, [&](int, int column) { return values + column; }, keep);

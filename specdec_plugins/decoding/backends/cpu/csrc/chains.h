@@ -41,10 +41,8 @@ class Chains {
         return call.longest > 0 && room;
     }
 
-    // Whether no row reads other logits than the largest.
-    bool need_the_best() const {
-        return !call.sampling && std::none_of(rules.begin(), rules.end(), [](const JudgeRow& row) { return row.scored; });
-    }
+    // Whether a row reads no other logits than the largest.
+    bool needs_the_best(int64_t b) const { return !rules[b].scored && !(call.sampling && draws[b].some()); }
 
     // The number of positions that the next iteration needs in the caches.
     int64_t needed() const {

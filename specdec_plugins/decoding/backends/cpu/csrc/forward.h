@@ -25,7 +25,8 @@ class Forward {
     Forward(const Stack& stack, const Pass& pass, Team& team, Scratch& scratch, bool alone = false)
         : stack(stack), pass(pass), team(team), rows(scratch.rows), values(scratch.x), queries(scratch.queries), results(scratch.results),
           input(scratch.input), mixed(stack.queries() == stack.width ? scratch.input : scratch.mixed), hidden(scratch.hidden),
-          reduced(scratch.reduced), promise(scratch.promise), norms(scratch.norms), bounds(scratch.bounds), attention(scratch.attention), count(int(rows.size())) {
+          reduced(scratch.reduced), promise(scratch.promise), reaches(scratch.reaches), bounds(scratch.bounds),
+          attention(scratch.attention), count(int(rows.size())) {
         bool quantised = stack.projection && stack.projection->quantises();
         int inner = 0;
         for (const Layer& layer : stack.layers) {
@@ -37,8 +38,8 @@ class Forward {
             const size_t panels = size_t(count) * stack.projection->panels;
             if (promise.size() < panels) promise.resize(panels);
         }
-        if (pass.bounds && norms.size() < size_t(count)) norms.resize(count);
-        input.resize(count, stack.width, quantised);
+        if (pass.bounds && reaches.size() < size_t(count)) reaches.resize(count);
+        input.resize(count, stack.width, quantised || pass.bounds);
         mixed.resize(count, stack.queries(), quantised);
         hidden.resize(count, inner, quantised);
         const size_t size = size_t(count) * stack.width, query_size = size_t(count) * stack.queries();
@@ -370,16 +371,18 @@ class Forward {
         });
     }
 
-    // Upper bounds of logits for half of what their weights cost: see screen.h.
+    // Upper bounds of logits for less than their weights cost: see screen.h. Logits of the other rows.
     void bound(const Part& part) {
-        each_row(part, [&](int row) { norms[row] = input.norm(row, stack.width); });
+        const Linear& exact = *stack.projection;
+        each_row(part, [&](int row) { reaches[row] = stack.plane->reach(input, row); });
         sync();
-        const int panels = stack.projection->panels;
-        const auto place = [&](int row) { return pass.bounds + rows[row].target * panels; };
-        if (apart)
-            stack.plane->bound(input, norms.data(), part.rows, {0, panels}, place);
-        else
-            stack.plane->bound(input, norms.data(), {0, count}, portion(panels, part.member, team.size), place);
+        const Range mine = apart ? part.rows : Range{0, count};
+        const Range panels = apart ? Range{0, exact.panels} : portion(exact.panels, part.member, team.size);
+        const int others = std::clamp(pass.bounded, mine.from, mine.to);
+        stack.plane->bound(input, reaches.data(), {mine.from, others}, panels,
+                           [&](int row) { return pass.bounds + rows[row].target * exact.panels; });
+        multiply(exact, input, {others, mine.to}, panels,
+                 [&](int row, int column) { return pass.output + rows[row].target * exact.outputs + column; }, keep);
     }
 
     void project(const Linear& linear, const Input& from, float* output, const Part& part) {
@@ -393,7 +396,8 @@ class Forward {
     std::vector<Row>& rows;
     std::vector<float>&values, &queries, &results;
     Input &input, &mixed, &hidden, &reduced;  // `mixed`: what attention makes, apart where rows have another length
-    std::vector<float>&promise, &norms;
+    std::vector<float>& promise;
+    std::vector<Reach>& reaches;
     std::vector<int>& bounds;
     std::vector<std::vector<float>>& attention;
     int count;   // rows still being computed

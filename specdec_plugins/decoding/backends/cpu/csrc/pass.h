@@ -36,6 +36,7 @@ struct Pass {
     float* gates;         // (results, R); used if the stack has a gate
     float* features;      // (results, D), the input of the output layer; NULL if not wanted
     float* bounds = nullptr;  // (results, panels of the projection) upper bounds of logits in place of these; NULL: not wanted
+    int bounded = 0;          // the first so many rows have bounds, the others logits
     const float* embeddings = nullptr;  // (.., D), indexed by the tokens in place of the token embeddings
     Masses masses{};
 };
@@ -58,7 +59,7 @@ struct Scratch {
     std::vector<float> x, queries, entries, results;
     Input input, mixed, hidden, reduced;
     std::vector<float> promise;                 // (N, panels of the projection) their largest approximate logits
-    std::vector<float> norms;                   // (N) lengths of the projection's inputs, of a pass for bounds
+    std::vector<Reach> reaches;                 // (N) of a pass for bounds
     std::vector<int> bounds;                    // the first row of each member's part
     std::vector<std::vector<float>> attention;  // of each member
 };

@@ -52,9 +52,18 @@ class Machine {
         return std::max(needed, searches.needed()) <= call.caches.positions && drafting.fits(needed);
     }
 
-    // Whether the next pass computes only those logits that choices need.
-    bool screens(Engine& engine, int64_t rows) const {
-        return rows <= call.screened && chains.need_the_best() && !call.search.searches && !call.parents && engine.screening.pays();
+    // How many rows' logits the next pass computes only as far as choices need them; puts these first. Other rows read all weights,
+    // beside which the bounds of a few rows save nothing, and those of int8 weights little.
+    int64_t screened(Engine& engine, const Plane* plane) const {
+        auto& rows = engine.scratch.rows;
+        if (!plane || call.parents) return 0;
+        const auto others = std::stable_partition(rows.begin(), rows.end(), [&](const Row& row) {
+            const int64_t b = row.target / width;
+            return b < chains.batch && chains.needs_the_best(b);
+        });
+        const int64_t count = others - rows.begin();
+        const bool all = others == rows.end(), pays = all || (!plane->exact.quantises() && count >= Screening::ALIKE);
+        return count && count <= call.screened && pays && engine.screening.pays() ? count : 0;
     }
 
     // One pass: judges drafts and takes the searches' steps. Keeps the hidden states that the next draft starts from.
@@ -69,9 +78,9 @@ class Machine {
         pass.features = call.features;
         pass.masses = {call.attention, call.attention_size, call.layer, uint64_t(call.heads)};
         const Plane* plane = call.verifier->plane;
-        const bool screened = plane && screens(engine, int64_t(engine.scratch.rows.size()));
-        const Bounds bounds = engine.bounds_of(screened ? plane : nullptr, batch * width);
-        pass.bounds = bounds.bounds;
+        const int64_t screened = this->screened(engine, plane);
+        const Bounds bounds = engine.bounds_of(screened ? plane : nullptr, int(screened), batch * width);
+        pass.bounds = bounds.bounds, pass.bounded = bounds.count;
         Forward forward(*call.verifier, pass, engine.team, engine.scratch);
         const JudgeCall judge = chains.judge_call(width);
         const Judging judging{judge, call.logits, batch, width, engine.drafts.data(), chains.drawing(), drafting.origins,
@@ -91,7 +100,7 @@ class Machine {
         });
         if (screened) {
             const auto computed = std::accumulate(engine.computed.begin(), engine.computed.end(), int64_t(0));
-            engine.screening.note(computed, plane->exact.panels);
+            engine.screening.note(computed, plane->exact.panels, screened);
             ++call.screened_passes, call.computed_panels += computed;
         }
         if (call.draft.recipe != FROM_VECTORS) return;
