@@ -24,7 +24,7 @@ from specdec_plugins.decoding.compiled import Library, kernels
 from specdec_plugins.formats.arrays import address as address_of
 from specdec_plugins.formats.arrays import array as array_of
 from specdec_plugins.formats.files import Mapped
-from specdec_plugins.model.spec import SideSpec
+from specdec_plugins.model.spec import Local, SideSpec
 
 DTYPES = ("float32", "bfloat16", "int8", "int4")  # of a verifier's weights
 GROUPS = "int4 groups"
@@ -200,7 +200,6 @@ class Stack(Handle):
         tokens: np.ndarray,
         positions: np.ndarray | None,
         *,
-        rotation: np.ndarray | None = None,
         zero_start: bool = False,
         embedding_norm: Norm | None = None,
         last_norm: Norm | None = None,
@@ -211,16 +210,16 @@ class Stack(Handle):
         plane: Plane | None = None,
         ends: Sequence[int] = (),
     ):
-        """Of a ``side`` of a model, without its norms; those are given. ``tokens`` (V, D), ``positions`` (P, D), ``rotation``
-        (P, K). ``cap``: of logits. ``gate`` is the successor network's. With a ``screen`` of the projection most logits are
+        """Of a ``side`` of a model, without its norms; those are given. ``tokens`` (V, D), ``positions`` (P, D).
+        ``cap``: of logits. ``gate`` is the successor network's. With a ``screen`` of the projection most logits are
         approximate. Passes may be screened by a ``plane`` of it. ``ends``: eos, and further tokens that end an output, if any.
         """
         self.engine, self.projection, self.gate, self.screen, self.plane = engine, projection, gate, screen, plane
         # Passes read them: tokens as they are stored, so that a mapped file's rows are read as they are needed.
         tokens = np.ascontiguousarray(array_of(tokens))
         tokens = tokens if tokens.dtype.name in TABLES else floats(tokens)
-        positions, rotation = (None if table is None else floats(table) for table in (positions, rotation))
-        self.tables = tokens, positions, rotation
+        positions = None if positions is None else floats(positions)
+        self.tables = [tokens, positions]
         self.width, self.vocabulary = side.width, projection.outputs if projection else 0
         self.linears: list[NativeLinear] = []  # of the layers
         attention, embedding, listed = side.attention, side.embedding, integers(ends)
@@ -231,10 +230,9 @@ class Stack(Handle):
             head_width=side.head_width,
             activation=ACTIVATIONS[side.feed_forward.activation],
             norms=NORMS[side.norms],
+            merged=attention.merged,
             scale=attention.scale or 0,
             cap=attention.cap or 0,
-            rotation=address(rotation),
-            turned=0 if rotation is None else len(rotation),
             tokens=address(tokens),
             kind=TABLES[tokens.dtype.name],
             embedding_scale=embedding.scale,
@@ -260,13 +258,23 @@ class Stack(Handle):
         linears: Mapping[str, NativeLinear],
         norms: Mapping[str, Norm],
         relative: np.ndarray | None,
+        rotation: np.ndarray | None,
+        local: Local | None,
         entries: int,
     ) -> None:
         """Append a layer, its parts by their names in `LayerCall`: of ``linears`` qkv has query, key and value in one.
-        ``relative`` (H, 2 R + 1) is the bias of scores by distance. ``entries``: the layer of the caches that it reads and
-        writes."""
+        ``relative`` (H, 2 R + 1) is the bias of scores by distance, ``rotation`` (P, K) the rotary positions. ``entries``: the
+        layer of the caches that it reads and writes."""
         self.linears += linears.values()
-        call = self.library.structs["LayerCall"](entries=entries, **{name: linear.pointer for name, linear in linears.items()})
+        self.tables.append(rotation)
+        call = self.library.structs["LayerCall"](
+            rotation=address(rotation),
+            turned=0 if rotation is None else len(rotation),
+            before=local.before if local else 0,
+            after=local.after if local else 0,
+            entries=entries,
+            **{name: linear.pointer for name, linear in linears.items()},
+        )
         kept = [set_norm(call, name, norm) for name, norm in norms.items()]
         if relative is not None:
             relative = floats(relative)
