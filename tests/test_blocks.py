@@ -111,14 +111,20 @@ def side_with(case, side=SIDE):
     return replace(side, **parts)
 
 
-def model_with(case):
-    """The decoder has the case's parts, and the encoder has them in another size, except where sources share projections."""
+def sides_with(case, wider=0):
+    """Encoder and decoder with the case's parts. The encoder is ``wider``, where attention is not merged."""
     decoder = side_with(case)
-    encoder = side_with(case, altered(SIDE, width=128, inner_width=64)) if "wide" not in case else decoder
+    encoder = side_with(case, altered(SIDE, width=64 + wider, inner_width=64)) if wider else decoder
     if decoder.attention.merged:
         encoder = replace(decoder, attention=replace(decoder.attention, merged=False))
     if decoder.local:
         decoder = replace(decoder, local=replace(decoder.local, after=0))
+    return encoder, decoder
+
+
+def model_with(case):
+    """The decoder has the case's parts, and the encoder has them in another size, if it can."""
+    encoder, decoder = sides_with(case, 0 if "wide" in case else 64)
     output = Output(scale=0.6, cap=2.5) if SPECS[case].get("final_norm") else Output(bias=True, cap=4.0)
     made = random_model(ModelSpec(encoder, decoder, output), SIZE, SIZE + 3, seed=len(case))
     return Model(made.spec, made.tensors)

@@ -107,6 +107,12 @@ def gemma2(changes, encoder=None):
     return {"encoder": {"text_config": text, **images}, "decoder": {**GEMMA2_SIDE, **changes}}
 
 
+def gemma_sides(kind, **changes):
+    """The sides of a T5Gemma's config; none for other models."""
+    side = {**GEMMA_SIDE, **changes}
+    return {"T5Gemma": {"encoder": side, "decoder": side}, "T5Gemma2": gemma2(changes)}.get(kind, {})
+
+
 SCALED = {"rope_type": "linear", "rope_theta": 500.0, "factor": 8.0}
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "untied": True}  # as T5 1.1 is published
 CASES = {  # class, changes of its config, generation config
@@ -427,6 +433,7 @@ PUBLISHED = {  # the tokenizer, the class, the start token, languages
     "madlad": (partial(hf_text.t5, madlad=True, unknown=2), "T5", "<unk>", (None, "deu")),
     "byt5": (hf_text.byt5, "T5", "<pad>", ()),
     "t5gemma": (hf_text.gemma, "T5Gemma", "<bos>", ()),
+    "t5gemma2": (hf_text.gemma, "T5Gemma2", "<bos>", ()),
 }
 TASKS = {  # as T5's config names them
     "summarization": {"prefix": "summarize: ", "num_beams": 4},
@@ -445,9 +452,8 @@ def published(request, tmp_path_factory):
     bans = {"bad_words_ids": [[config["pad_token_id"]]], "no_repeat_ngram_size": 2, "num_beams": 4}
     config |= {"decoder_start_token_id": start} | ({} if "T5" in kind else {"max_position_embeddings": 128})
     config |= {"task_specific_params": TASKS} if request.param == "t5" else {}
-    if kind == "T5Gemma":
-        side = {**GEMMA_SIDE, "vocab_size": config["vocab_size"], "max_position_embeddings": 400, "sliding_window": 400}
-        config |= {"encoder": side, "decoder": side}
+    window = {"sliding_window": 400} if kind == "T5Gemma" else {}
+    config |= gemma_sides(kind, vocab_size=config["vocab_size"], max_position_embeddings=400, **window)
     made(kind, config, bans).float().save_pretrained(path)
     return path, languages
 

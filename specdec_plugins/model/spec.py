@@ -78,7 +78,7 @@ class Local:
 
     def faults(self, layers: int) -> Iterator[str]:
         """``layers``: of the side."""
-        if not self.layers or [*self.layers] != sorted({*self.layers} & {*range(layers)}):
+        if not self.layers or [*self.layers] != sorted({*self.layers}) or not 0 <= self.layers[0] <= self.layers[-1] < layers:
             yield f"windows of layers {self.layers!s:.80}, of {layers:,}"
         if not (1 <= self.before < HUGE and 0 <= self.after < HUGE):
             yield f"windows of {self.before:,} positions and {self.after:,} after them"

@@ -18,7 +18,7 @@ from specdec_plugins.formats.huggingface.generation import Generation
 from specdec_plugins.formats.huggingface.t5 import POSITIONS
 from specdec_plugins.formats.huggingface.t5gemma import LAYERS, both_sides, cap, kinds_of, part, renamed, side_within
 from specdec_plugins.formats.spec import Model
-from specdec_plugins.model.spec import MAX_TABLE, Embedding, Local, ModelSpec, Rotary, SideSpec
+from specdec_plugins.model.spec import MAX_LAYERS, MAX_TABLE, Embedding, Local, ModelSpec, Rotary, SideSpec
 
 PATTERN = 6  # of so many layers, by default, the last one sees all positions
 THETAS = {LAYERS[0]: ("rope_theta", 1_000_000.0), LAYERS[1]: ("rope_local_base_freq", 10_000.0)}  # as older configs name them
@@ -56,8 +56,8 @@ def side_of(own: Asked, before: int, after: int = 0) -> SideSpec:
     side = side_within(own, own.whole("max_position_embeddings", 131_072, least=1), full)
     kinds, pattern = kinds_of(own), own.whole("sliding_window_pattern", PATTERN, least=1)
     if kinds is None:
-        kinds = [LAYERS[(layer + 1) % pattern > 0] for layer in range(side.layers)]
-    if len(kinds) != side.layers:
+        kinds = [LAYERS[(layer + 1) % pattern > 0] for layer in range(min(side.layers, MAX_LAYERS))]
+    elif len(kinds) != side.layers:
         own.refuse("layer_types", f"one for each of {side.layers:,} layers")
     layers = tuple(layer for layer, kind in enumerate(kinds[: side.layers]) if kind == LAYERS[1])
     return replace(
