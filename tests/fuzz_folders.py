@@ -258,8 +258,8 @@ def build_t5(folder: Path) -> None:
 
 
 def build_t5gemma(folder: Path, other: Path, second: bool = False) -> None:
-    """A T5Gemma as published, or the ``second`` version, with the tokenizer.json of ``other``, and several tokens that end
-    outputs."""
+    """A T5Gemma as published, with the tokenizer.json of ``other``: the first version, with several tokens that end outputs, or
+    the ``second``."""
     folder.mkdir()
     side = {
         "vocab_size": SIZE,
@@ -268,7 +268,7 @@ def build_t5gemma(folder: Path, other: Path, second: bool = False) -> None:
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "head_dim": 16,
+        "head_dim": 32,  # so that the kernels run it
         "query_pre_attn_scalar": 16,
         "max_position_embeddings": 30,
         "sliding_window": 30,
@@ -296,7 +296,7 @@ def build_t5gemma(folder: Path, other: Path, second: bool = False) -> None:
         "tie_word_embeddings": True,
         "vocab_size": SIZE,
     }
-    generation = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": [1, 7], "max_length": 20}
+    generation = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1 if second else [1, 7], "max_length": 20}
     asked = Asked(folder / "config.json", config)
     reader = t5gemma2 if second else t5gemma
     spec = reader.spec_of(asked, generation_of(Asked(asked.path, generation), asked, True))
