@@ -35,7 +35,7 @@ from specdec_plugins.formats.huggingface.generation import HONOURED, NEUTRAL, WI
 from specdec_plugins.formats.spec import DrafterModel
 from specdec_plugins.measure import certificate
 from specdec_plugins.measure.certificate import LINES
-from specdec_plugins.model.spec import OutputRules
+from specdec_plugins.model.spec import Local, OutputRules
 from specdec_plugins.settings import Settings
 from specdec_plugins.text.codec import CodecConfig
 from specdec_plugins.text.lines import read_lines
@@ -79,7 +79,7 @@ GEMMA_SIDE = {
     "max_position_embeddings": 200,
     "attn_logit_softcapping": 2.0,
     "final_logit_softcapping": 5.0,
-    "sliding_window": 190,
+    "sliding_window": 21,
 }
 OTHER_SIDE = {
     **GEMMA_SIDE,
@@ -452,8 +452,7 @@ def published(request, tmp_path_factory):
     bans = {"bad_words_ids": [[config["pad_token_id"]]], "no_repeat_ngram_size": 2, "num_beams": 4}
     config |= {"decoder_start_token_id": start} | ({} if "T5" in kind else {"max_position_embeddings": 128})
     config |= {"task_specific_params": TASKS} if request.param == "t5" else {}
-    window = {"sliding_window": 400} if kind == "T5Gemma" else {}
-    config |= gemma_sides(kind, vocab_size=config["vocab_size"], max_position_embeddings=400, **window)
+    config |= gemma_sides(kind, vocab_size=config["vocab_size"], max_position_embeddings=400)
     made(kind, config, bans).float().save_pretrained(path)
     return path, languages
 
@@ -815,7 +814,8 @@ HOSTILE_GEMMA = [
     (within("encoder", head_dim=None), "config.json: no 'head_dim'"),
     (within("encoder", head_dim=7), "rotary positions of heads of width 7"),
     (within("decoder", num_key_value_heads=3), "3 key-value heads do not divide 4 heads"),
-    (within("decoder", num_hidden_layers=5), "missing weights: decoder.layers.3."),
+    (within("decoder", num_hidden_layers=5, layer_types=None), "missing weights: decoder.layers.3."),
+    (within("decoder", num_hidden_layers=5), "for each of 5 layers"),
     (within("decoder", layer_types=["chunked_attention"]), "is not supported; only full_attention and sliding_attention"),
     (within("decoder", sliding_window=0), "sliding_window is 0, not a whole number from 1"),
     (within("decoder", rope_parameters={"rope_type": "yarn", "rope_theta": 9.0}), "only the rope_type 'default'"),
@@ -844,12 +844,16 @@ def test_a_hostile_t5gemma_is_refused_in_one_line(small_gemma, tmp_path, change,
     refused(small_gemma, tmp_path / "folder", change, message)
 
 
-def test_windows_of_attention_bound_positions(small_gemma, tmp_path):
+def test_windows_of_a_t5gemma(small_gemma, tmp_path):
+    """An encoder's are inclusive in both directions; by default, every second layer sees all positions."""
     shutil.copytree(small_gemma, tmp_path / "folder")
     sides = read_model(tmp_path / "folder")[0].spec
-    assert (sides.encoder.max_positions, sides.decoder.max_positions) == (190, 190)
+    assert (sides.encoder.local, sides.decoder.local) == (Local((0,), 22, 21), Local((0, 2), 21))
+    assert (sides.encoder.max_positions, sides.decoder.max_positions) == (200, 200)
     within("encoder", layer_types=["full_attention"] * 2)(tmp_path / "folder")
-    assert read_model(tmp_path / "folder")[0].spec.encoder.max_positions == 200
+    within("decoder", layer_types=None)(tmp_path / "folder")
+    sides = read_model(tmp_path / "folder")[0].spec
+    assert (sides.encoder.local, sides.decoder.local) == (None, Local((0, 2), 21))
 
 
 @pytest.mark.parametrize(("change", "message"), HOSTILE_T5, ids=lambda value: value[:40] if isinstance(value, str) else "")

@@ -50,7 +50,7 @@ HOSTILE_GEMMA2 = [
     (within("encoder", eoi_token_index=-1), "eoi_token_index is -1, not a whole number from 0"),
     (text_within(sliding_window=0), "sliding_window is 0, not a whole number from 1"),
     (text_within(sliding_window_pattern="x"), "sliding_window_pattern is 'x', not a whole number"),
-    (text_within(num_hidden_layers=3), "is not supported; only one for each of 3 layers"),
+    (text_within(num_hidden_layers=3), "for each of 3 layers"),
     (text_within(num_hidden_layers=10**9, layer_types=None), "more than 1,000 layers"),
     (text_within(hidden_size=64), "merged attention of width 32 to a source of width 64"),
     (text_within(head_dim=None), "config.json: no 'head_dim'"),

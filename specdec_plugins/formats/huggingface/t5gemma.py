@@ -12,7 +12,19 @@ from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.families import DECODER, PROJECTION, Reader, activation_of, checked, tied
 from specdec_plugins.formats.huggingface.generation import Generation
 from specdec_plugins.formats.spec import Model
-from specdec_plugins.model.spec import MAX_SCALE, Attention, Embedding, FeedForward, ModelSpec, Norm, Output, Rotary, SideSpec
+from specdec_plugins.model.spec import (
+    MAX_LAYERS,
+    MAX_SCALE,
+    Attention,
+    Embedding,
+    FeedForward,
+    Local,
+    ModelSpec,
+    Norm,
+    Output,
+    Rotary,
+    SideSpec,
+)
 
 # Our names of a layer's tensors, by theirs.
 NAMES = {
@@ -55,7 +67,9 @@ def part(config: Asked, side: str) -> Asked:
 def spec_of(config: Asked, generation: Generation) -> ModelSpec:
     """Raises ValueError for values that no model has."""
     encoder, decoder = (part(config, side) for side in ("encoder", "decoder"))
-    return both_sides(config, generation, side_of(encoder), side_of(decoder), cap(decoder, "final_logit_softcapping", 30.0))
+    window, own = (side.whole("sliding_window", 4_096, least=1) for side in (encoder, decoder))
+    sides = side_of(encoder, window + 1, window), side_of(decoder, own)
+    return both_sides(config, generation, *sides, cap(decoder, "final_logit_softcapping", 30.0))
 
 
 def both_sides(config: Asked, generation: Generation, encoder: SideSpec, decoder: SideSpec, logits: float | None) -> ModelSpec:
@@ -69,26 +83,27 @@ def both_sides(config: Asked, generation: Generation, encoder: SideSpec, decoder
     )  # fmt: skip
 
 
-def side_of(own: Asked) -> SideSpec:
-    """An encoder or a decoder. Some layers attend within a window, which bounds the positions: there it hides nothing."""
-    positions, kinds = own.whole("max_position_embeddings", 8_192, least=1), kinds_of(own)
-    if kinds is None or LAYERS[1] in kinds:
-        positions = min(positions, own.whole("sliding_window", positions, least=1))
-    side = side_within(own, positions, Rotary(theta(own)))
-    return replace(side, attention=replace(side.attention, cap=cap(own, "attn_logit_softcapping", 50.0)))
+def side_of(own: Asked, before: int, after: int = 0) -> SideSpec:
+    """An encoder or a decoder, whose local layers see so many positions."""
+    side = full_side(own, own.whole("max_position_embeddings", 8_192, least=1), Rotary(theta(own)))
+    side = replace(side, attention=replace(side.attention, cap=cap(own, "attn_logit_softcapping", 50.0)))
+    return with_windows(own, side, 2, Local((), before, after))
 
 
-def kinds_of(own: Asked) -> list[str] | None:
-    """The kind of each layer, among `LAYERS`, if the config says it."""
+def with_windows(own: Asked, side: SideSpec, pattern: int, local: Local) -> SideSpec:
+    """A side with the ``local`` layers that the config names: by default, of ``pattern`` layers all but the last one."""
     kinds = own.get("layer_types")
-    if kinds is None or (isinstance(kinds, list) and all(kind in LAYERS for kind in kinds)):
-        return kinds
-    own.refuse("layer_types", " and ".join(LAYERS))
-    return None
+    if kinds is None:
+        kinds = [LAYERS[(layer + 1) % pattern > 0] for layer in range(min(side.layers, MAX_LAYERS))]
+    elif not isinstance(kinds, list) or len(kinds) != side.layers or not all(kind in LAYERS for kind in kinds):
+        own.refuse("layer_types", f"{' and '.join(LAYERS)}, for each of {side.layers:,} layers")
+        return side
+    layers = tuple(layer for layer, kind in enumerate(kinds) if kind == LAYERS[1])
+    return replace(side, local=replace(local, layers=layers)) if layers else side
 
 
-def side_within(own: Asked, positions: int, rotary: Rotary) -> SideSpec:
-    """An encoder or a decoder that reads up to so many positions."""
+def full_side(own: Asked, positions: int, rotary: Rotary) -> SideSpec:
+    """An encoder or a decoder whose layers see all of so many positions."""
     layers, width, inner, heads, groups, head = (
         own.whole(name, least=1) for name in ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
                                               "num_key_value_heads", "head_dim")

@@ -16,9 +16,9 @@ from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.families import DECODER, ENCODER, PROJECTION, checked, tied
 from specdec_plugins.formats.huggingface.generation import Generation
 from specdec_plugins.formats.huggingface.t5 import POSITIONS
-from specdec_plugins.formats.huggingface.t5gemma import LAYERS, both_sides, cap, kinds_of, part, renamed, side_within
+from specdec_plugins.formats.huggingface.t5gemma import LAYERS, both_sides, cap, full_side, part, renamed, with_windows
 from specdec_plugins.formats.spec import Model
-from specdec_plugins.model.spec import MAX_LAYERS, MAX_TABLE, Embedding, Local, ModelSpec, Rotary, SideSpec
+from specdec_plugins.model.spec import MAX_TABLE, Embedding, Local, ModelSpec, Rotary, SideSpec
 
 PATTERN = 6  # of so many layers, by default, the last one sees all positions
 THETAS = {LAYERS[0]: ("rope_theta", 1_000_000.0), LAYERS[1]: ("rope_local_base_freq", 10_000.0)}  # as older configs name them
@@ -53,19 +53,13 @@ def spec_of(config: Asked, generation: Generation) -> ModelSpec:
 def side_of(own: Asked, before: int, after: int = 0) -> SideSpec:
     """An encoder or a decoder; its local layers see so many positions."""
     full, local = (rotary(own, kind) for kind in LAYERS)
-    side = side_within(own, own.whole("max_position_embeddings", 131_072, least=1), full)
-    kinds, pattern = kinds_of(own), own.whole("sliding_window_pattern", PATTERN, least=1)
-    if kinds is None:
-        kinds = [LAYERS[(layer + 1) % pattern > 0] for layer in range(min(side.layers, MAX_LAYERS))]
-    elif len(kinds) != side.layers:
-        own.refuse("layer_types", f"one for each of {side.layers:,} layers")
-    layers = tuple(layer for layer, kind in enumerate(kinds[: side.layers]) if kind == LAYERS[1])
+    side = full_side(own, own.whole("max_position_embeddings", 131_072, least=1), full)
+    side = with_windows(own, side, own.whole("sliding_window_pattern", PATTERN, least=1), Local((), before, after, local))
     return replace(
         side,
         attention=replace(side.attention, head_norm=side.norm),
         max_positions=min(side.max_positions, POSITIONS, max(1, MAX_TABLE // max(side.width, side.head_width))),
         embedding=Embedding(float(np.float32(math.sqrt(side.width))), None),
-        local=Local(layers, before, after, local) if layers else None,
     )
 
 

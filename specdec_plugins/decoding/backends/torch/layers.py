@@ -95,6 +95,8 @@ class Attention:
         if self.local is not None:
             outside = hide((ahead <= -self.local.before) | (ahead > self.local.after), dtype)[:, None]
             mask = outside if mask is None else outside + mask
+            # Padding may see nothing in its window, and a softmax over nothing is NaN, which others multiply by 0.
+            mask = mask.masked_fill(mask.isneginf().all(3, keepdim=True), 0)
         if self.relative is None:
             return mask
         most = self.relative.size(1) // 2
