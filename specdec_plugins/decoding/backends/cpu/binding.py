@@ -210,9 +210,9 @@ class Stack(Handle):
         plane: Plane | None = None,
         ends: Sequence[int] = (),
     ):
-        """Of a ``side`` of a model, without its norms; those are given. ``tokens`` (V, D), ``positions`` (P, D).
-        ``cap``: of logits. ``gate`` is the successor network's. With a ``screen`` of the projection most logits are
-        approximate. Passes may be screened by a ``plane`` of it. ``ends``: eos, and further tokens that end an output, if any.
+        """Of a ``side`` of a model, without its norms; those are given. ``tokens`` (V, D), ``positions`` (P, D). ``cap``: of
+        logits. ``gate`` is the successor network's. With a ``screen`` of the projection most logits are approximate. Passes may
+        be screened by a ``plane`` of it. ``ends``: eos, and further tokens that end an output, if any.
         """
         self.engine, self.projection, self.gate, self.screen, self.plane = engine, projection, gate, screen, plane
         # Passes read them: tokens as they are stored, so that a mapped file's rows are read as they are needed.

@@ -56,13 +56,12 @@ class SourceAttention:
         """Sources of ``lengths`` (R, 1) in the slots ``owners`` (R, 1); ``listed`` (R, N) are the positions to read."""
         self.cache, self.extent, self.owners, self.listed = cache, extent, owners, listed
         self.weights: list[Tensor] = []
-        self.padded = None  # (R, 1, 1, S)
+        past = None
         if listed is not None:
             past, self.listed = listed >= lengths, listed.clamp(max=extent.read - 1)
-            self.padded = hide(past, cache.data.dtype)[:, None, None]
         elif not extent.even:
             past = torch.arange(extent.read, device=lengths.device) >= lengths
-            self.padded = hide(past, cache.data.dtype)[:, None, None]
+        self.padded = None if past is None else hide(past, cache.data.dtype)[:, None, None]  # (R, 1, 1, S)
 
     def memory(self, layer: Layer) -> Memory:
         cache, read = self.cache, self.extent.read
