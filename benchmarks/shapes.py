@@ -8,8 +8,9 @@ Models with random weights do all the work of a trained pair. Their output layer
 sure of it, as the demo pair's (widths of 256 and more), and outputs have a fixed length: speeds are those of a pair of this shape
 whose drafts are as good. `--shape` names T5's of known sizes. CTranslate2, Marian and fairseq, where installed, decode the same
 sources to the same length with a verifier of the same shape. Each system runs in its own process, in turn. `ar` always runs, as
-other figures are relative to it; where memory is short, measure the others in several runs (`--systems marian`). The last line is
-JSON.
+other figures are relative to it; where memory is short, measure the others in several runs (`--systems marian`). On a CPU `ar` at
+batch size 1 also says what it reads: the weights of its passes, and what the same threads read of other memory at best. The last
+line is JSON.
 """
 
 import argparse
@@ -34,8 +35,8 @@ sys.path.insert(0, str(ROOT))
 from specdec_plugins.cpus import usable_cpus  # noqa: E402
 from specdec_plugins.decoding.options import KERNELS  # noqa: E402
 from specdec_plugins.decoding.roles import Roles  # noqa: E402
-from specdec_plugins.measure.machine import machine  # noqa: E402
-from specdec_plugins.measure.systems import DTYPES, GPU_DTYPES, ctranslate2_of, limit_peers  # noqa: E402
+from specdec_plugins.measure.machine import bandwidth, machine  # noqa: E402
+from specdec_plugins.measure.systems import DTYPES, GPU_DTYPES, OURS, ctranslate2_of, limit_peers  # noqa: E402
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -218,6 +219,7 @@ def replaying(shares: list[float]) -> Callable:
 
 Decode = Callable[[list[list[int]], int], tuple[float, int, float]]  # sources, batch size: seconds, tokens, tokens per pass
 decode: Decode
+read = 0  # bytes of weights in a pass of one row; 0: unknown
 
 
 def prepare(options: argparse.Namespace, system: str, dtype: str, kind: str) -> None:
@@ -237,6 +239,10 @@ def prepare(options: argparse.Namespace, system: str, dtype: str, kind: str) -> 
 
 def run(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
     return decode(sources, batch_size)
+
+
+def reads() -> int:
+    return read
 
 
 def fairseq(pair: "Pair", dtype: str, kind: str, options: argparse.Namespace) -> Decode:
@@ -312,7 +318,8 @@ def ours(pair: "Pair", dtype: str, block: str, options: argparse.Namespace) -> D
     known = int(options.drafted * options.vocabulary) - FIRST  # tokens with a successor
     drafter, verifier = assemble(made[0], made[1] if block != "0" else None, device, dtype, options.threads, options.kernels)
     if block == "0" and (stack := getattr(verifier.model, "stack", None)):
-        print(f"{dtype:8} a pass reads {weight_bytes(stack) / 1e6:,.0f} MB of weights", flush=True)
+        global read
+        read = weight_bytes(stack)
     controller: Controller = FixedLength(0 if block == "auto" else int(block))
     if block == "auto":
         controller = Throughput(pair.block_size, confident=drafter.traits.confident, searches=beam is not None)
@@ -342,7 +349,10 @@ def systems_of(dtype: str, options: argparse.Namespace) -> list[tuple[str, str]]
     """The measured systems: `ar` first, each with its block size or its number of threads."""
     on_cpu, asked = options.device == "cpu", options.systems
     systems = [("ar", "0"), *(("specdec", block) for block in options.block_sizes if "ours" in asked)]
-    if options.beam > 1:
+    peers = [system for system in asked if system != "ours"]
+    if dtype == OURS and peers:
+        print(f"left out: {', '.join(peers)} {dtype}: no such weights", file=sys.stderr)
+    if options.beam > 1 or dtype == OURS:
         return systems
     if "ctranslate2" in asked:  # with 1 thread, too, which can be faster
         systems += [("ctranslate2", str(threads)) for threads in sorted({1, options.threads} if on_cpu else {1})]
@@ -351,6 +361,14 @@ def systems_of(dtype: str, options: argparse.Namespace) -> list[tuple[str, str]]
     if "fairseq" in asked and (dtype == "float32" or not on_cpu):
         systems.append(("fairseq", str(options.threads)))
     return systems
+
+
+def reading(row: dict[str, Any], size: int, passes: float, threads: int) -> str:
+    """What so many ``passes`` a second over ``size`` bytes take of this machine's bandwidth, in words and in ``row``."""
+    found = {number: round(bandwidth(number) / 1e9, 1) for number in sorted({1, threads})}
+    row |= {"pass_bytes": size, "gigabytes_per_second": round(size * passes / 1e9, 3), "bandwidth": found}
+    one = f", {found[1]:.0f} with one thread" if threads > 1 else ""
+    return f"a pass reads {size / 1e6:,.0f} MB: {size * passes / 1e9:.0f} of {found[threads]:.0f} GB/s{one}"
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -396,6 +414,8 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                     f"{results[-1][2]:5.2f} tokens per pass",
                     flush=True,
                 )
+                if system == "ar" and size == 1 and (weights := workers[0].submit(reads).result()):
+                    print(f"{dtype:8} {reading(row, weights, speed / results[-1][2], options.threads)}", flush=True)
         for worker in workers:
             worker.shutdown()
     return rows

@@ -343,12 +343,14 @@ def transformers():
     from transformers.models.mt5.modeling_mt5 import MT5LayerNorm
     from transformers.models.t5.modeling_t5 import T5LayerNorm
     from transformers.models.t5gemma import modeling_t5gemma
+    from transformers.models.t5gemma2 import modeling_t5gemma2
     from transformers.models.umt5.modeling_umt5 import UMT5LayerNorm
 
     use_our_positions(M2M100SinusoidalPositionalEmbedding)
     for norm in (T5LayerNorm, MT5LayerNorm, UMT5LayerNorm):
         norm.forward = precise_norm
-    make_precise(modeling_t5gemma)
+    make_precise(modeling_t5gemma, "T5Gemma")
+    make_precise(modeling_t5gemma2, "T5Gemma2")
     return transformers
 
 
@@ -360,8 +362,9 @@ def precise_norm(self, x):
     return torch.nn.functional.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
 
 
-def make_precise(module):
-    """Makes T5Gemma compute norms and attention in the data type of its inputs, with our rotary tables: theirs are float32's."""
+def make_precise(module, family):
+    """Makes a version of T5Gemma compute norms and attention in the data type of its inputs, with our rotary tables: theirs are
+    float32's."""
     import types
 
     import torch
@@ -372,16 +375,17 @@ def make_precise(module):
     def norm(self, x):
         return F.rms_norm(x, self.weight.shape, 1 + self.weight, self.eps)
 
-    def rotary(self, x, position_ids):
+    def rotary(self, x, position_ids, layer_type=None):
         config = self.config
-        table = rotations(config.max_position_embeddings, config.head_dim, config.rope_parameters["rope_theta"])
+        how = config.rope_parameters[layer_type] if layer_type else config.rope_parameters
+        table = rotations(config.max_position_embeddings, config.head_dim, how["rope_theta"], how.get("factor", 1.0))
         return [torch.cat([part, part], -1).to(x) for part in torch.from_numpy(table)[position_ids].chunk(2, -1)]
 
     functional = types.SimpleNamespace(softmax=lambda x, dim, dtype: x.softmax(dim), dropout=F.dropout)
     attend = module.eager_attention_forward
     own = {**attend.__globals__, "nn": types.SimpleNamespace(functional=functional, Module=torch.nn.Module)}
     module.eager_attention_forward = types.FunctionType(attend.__code__, own, argdefs=attend.__defaults__)
-    module.T5GemmaRMSNorm.forward, module.T5GemmaRotaryEmbedding.forward = norm, rotary
+    getattr(module, f"{family}RMSNorm").forward, getattr(module, f"{family}RotaryEmbedding").forward = norm, rotary
 
 
 def use_our_positions(kind):

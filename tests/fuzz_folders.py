@@ -35,7 +35,7 @@ from specdec_plugins.decoding.loading import COPY, DRAFT_VOCABULARY
 from specdec_plugins.formats import checkpoint
 from specdec_plugins.formats.drafter_folder import NAME, Record, read, read_record
 from specdec_plugins.formats.folder import Pair, load_folder, load_parts, save_drafter, save_folder, with_drafter
-from specdec_plugins.formats.huggingface import FAMILIES, t5, t5gemma
+from specdec_plugins.formats.huggingface import FAMILIES, t5, t5gemma, t5gemma2
 from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.generation import generation_of
 from specdec_plugins.formats.spec import DrafterModel, Model
@@ -147,6 +147,7 @@ def build(folder: Path) -> None:
     build_pickled(folder / "huggingface", folder / "pickled")
     build_t5(folder / "t5")
     build_t5gemma(folder / "t5gemma", folder / "t5")
+    build_t5gemma(folder / "t5gemma2", folder / "t5", second=True)
     torch.manual_seed(0)
     sentences = [tuple(random.Random(n).choices(range(4, SIZE), k=4) for n in (number, -number)) for number in range(9)]
     store = Datastore.of_pairs(sentences, 2, SIZE)
@@ -257,8 +258,9 @@ def build_t5(folder: Path) -> None:
         (folder / f"{name}.json").write_text(json.dumps(content))
 
 
-def build_t5gemma(folder: Path, other: Path) -> None:
-    """A T5Gemma as published, with the tokenizer.json of ``other``, and several tokens that end outputs."""
+def build_t5gemma(folder: Path, other: Path, second: bool = False) -> None:
+    """A T5Gemma as published, with the tokenizer.json of ``other``: the first version, with several tokens that end outputs, or
+    the ``second``."""
     folder.mkdir()
     side = {
         "vocab_size": SIZE,
@@ -267,7 +269,7 @@ def build_t5gemma(folder: Path, other: Path) -> None:
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "head_dim": 16,
+        "head_dim": 32,  # so that the kernels run it
         "query_pre_attn_scalar": 16,
         "max_position_embeddings": 30,
         "sliding_window": 30,
@@ -278,19 +280,28 @@ def build_t5gemma(folder: Path, other: Path) -> None:
         "rms_norm_eps": 1e-6,
         "hidden_activation": "gelu_pytorch_tanh",
     }
+    encoder: dict = side
+    if second:
+        side |= {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
+        side["rope_parameters"] = {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+            "full_attention": {"rope_type": "linear", "rope_theta": 300.0, "factor": 8.0},
+        }
+        encoder = {"text_config": side, "eoi_token_index": 5}
     config = {
-        "model_type": "t5gemma",
-        "architectures": ["T5GemmaForConditionalGeneration"],
-        "encoder": side,
+        "model_type": "t5gemma2" if second else "t5gemma",
+        "architectures": [f"T5Gemma{2 * second or ''}ForConditionalGeneration"],
+        "encoder": encoder,
         "decoder": side,
         "is_encoder_decoder": True,
         "tie_word_embeddings": True,
         "vocab_size": SIZE,
     }
-    generation = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": [1, 7], "max_length": 20}
+    generation = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1 if second else [1, 7], "max_length": 20}
     asked = Asked(folder / "config.json", config)
-    spec = t5gemma.spec_of(asked, generation_of(Asked(asked.path, generation), asked, True))
-    stored = {}
+    reader = t5gemma2 if second else t5gemma
+    spec = reader.spec_of(asked, generation_of(Asked(asked.path, generation), asked, True))
+    stored = {"model.encoder.embed_tokens.eoi_embedding": torch.ones(WIDTH)} if second else {}
     for name, tensor in tensors_of(random_model(spec, SIZE, SIZE)).items():
         theirs = name.replace("coder.layer_norm.", "coder.norm.")
         for before, after in t5gemma.NAMES.items():
@@ -552,7 +563,7 @@ def attempt(folder: Path, rng: random.Random, base: Path) -> str:
 def run(base: Path, number: int, seed: int, work: Path) -> tuple[str, str]:
     """Case ``number``: what was done, and what came of it."""
     rng = random.Random(f"{seed} {number}")
-    kind = rng.choice((*KINDS, "pickled", *["parts", "huggingface", "t5", "t5gemma"] * 2))
+    kind = rng.choice((*KINDS, "pickled", *["parts", "huggingface", "t5", "t5gemma", "t5gemma2"] * 2))
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(base / kind, work)
     edits = PARTS_EDITS if kind == "parts" else FOLDER_EDITS

@@ -9,7 +9,7 @@ from torch import Tensor
 from specdec_plugins.decoding.backends.torch.arrays import tensors as as_tensors
 from specdec_plugins.decoding.drafters import glide
 from specdec_plugins.formats.spec import DrafterModel, Model, shapes
-from specdec_plugins.model.spec import Attention, FeedForward, ModelSpec, Norm, SideSpec
+from specdec_plugins.model.spec import Attention, FeedForward, ModelSpec, Norm, Rotary, SideSpec
 
 # Parts of a side by names of their own, for tests
 PARTS = {
@@ -93,9 +93,9 @@ def logits(model: Model, source: list[int], target: list[int]) -> Tensor:  # noq
     def cap(x: Tensor, most: float | None) -> Tensor:
         return x if most is None else most * torch.tanh(x / most)
 
-    def turned(x: Tensor, position: int, theta: float) -> Tensor:
+    def turned(x: Tensor, position: int, rotary: Rotary) -> Tensor:
         half = len(x) // 2
-        rates = 1 / torch.tensor([theta ** (2 * i / len(x)) for i in range(half)], dtype=torch.float32)
+        rates = 1 / torch.tensor([rotary.theta ** (2 * i / len(x)) for i in range(half)], dtype=torch.float32) / rotary.factor
         angles = (rates * position).double()
         pairs = torch.complex(x[:half], x[half:]) * torch.complex(torch.cos(angles), torch.sin(angles))
         return torch.cat([pairs.real, pairs.imag])
@@ -111,28 +111,40 @@ def logits(model: Model, source: list[int], target: list[int]) -> Tensor:  # noq
             far = min(exact + int(grown), count - 1)
         return first + far
 
-    def attend(name: str, x: Tensor, memory: Tensor, side: SideSpec, causal: bool, own: bool) -> Tensor:
-        spec, size = side.attention, side.head_width
+    def attend(
+        name: str, x: Tensor, memory: Tensor, side: SideSpec, causal: bool, own: bool, more: Tensor | None = None
+    ) -> Tensor:
+        """``more``: of merged attention, what is also attended to, without positions."""
+        spec, size, index = side.attention, side.head_width, int(name.split(".")[2])
+        rotary, local = side.attention.rotary, side.local if side.local and index in side.local.layers else None
+        rotary = local.rotary if local and local.rotary else rotary
+        k_more, v_more = torch.zeros(0, side.key_heads, size).double(), torch.zeros(0, side.key_heads, size).double()
+        if more is not None:
+            k_more, v_more = (linear(f"{name}.{part}_proj", more).unflatten(1, (-1, size)) for part in "kv")
+            if spec.head_norm:
+                k_more = torch.stack([norm(f"{name}.k_norm", y, spec.head_norm) for y in k_more])
         q, k, v = (linear(f"{name}.{part}_proj", y).unflatten(1, (-1, size)) for part, y in zip("qkv", (x, memory, memory)))
         if spec.head_norm:
             q, k = (torch.stack([norm(f"{name}.{part}_norm", y, spec.head_norm) for y in z]) for part, z in (("q", q), ("k", k)))
-        if own and spec.rotary:
+        if own and rotary:
             q, k = (
-                torch.stack([torch.stack([turned(each, p, spec.rotary.theta) for each in row]) for p, row in enumerate(z)])
-                for z in (q, k)
+                torch.stack([torch.stack([turned(each, p, rotary) for each in row]) for p, row in enumerate(z)]) for z in (q, k)
             )
         scale, rows = spec.scale or 1 / math.sqrt(size), []
         for position in range(len(q)):
             parts = []
             for head in range(spec.heads):
                 shared = head * side.key_heads // spec.heads
-                seen = position + 1 if causal else len(k)
-                scores = cap(k[:seen, shared] @ q[position, head] * scale, spec.cap)
+                seen, first = position + 1 if causal else len(k), 0
+                if own and local:
+                    first, seen = max(0, position - local.before + 1), min(seen, position + local.after + 1)
+                keys, values = (torch.cat([z[first:seen, shared], w[:, shared]]) for z, w in ((k, k_more), (v, v_more)))
+                scores = cap(keys @ q[position, head] * scale, spec.cap)
                 if own and spec.relative:
                     kind = spec.relative
-                    numbers = [bucket(at - position, kind.buckets, kind.distance, not causal) for at in range(seen)]
+                    numbers = [bucket(at - position, kind.buckets, kind.distance, not causal) for at in range(first, seen)]
                     scores = scores + tensors[f"{name}.relative.weight"][numbers, head]
-                parts.append(scores.softmax(0) @ v[:seen, shared])
+                parts.append(scores.softmax(0) @ values)
             rows.append(torch.cat(parts))
         return linear(f"{name}.out_proj", torch.stack(rows))
 
@@ -156,7 +168,8 @@ def logits(model: Model, source: list[int], target: list[int]) -> Tensor:  # noq
             layer = f"{name}.layers.{index}"
 
             def look(y: Tensor, layer: str = layer) -> Tensor:
-                return attend(f"{layer}.self_attn", y, y, side, causal=decodes, own=True)
+                more = memory if side.attention.merged else None
+                return attend(f"{layer}.self_attn", y, y, side, causal=decodes, own=True, more=more)
 
             def cross(y: Tensor, layer: str = layer) -> Tensor:
                 return attend(f"{layer}.encoder_attn", y, memory, side, causal=False, own=False)
@@ -166,7 +179,7 @@ def logits(model: Model, source: list[int], target: list[int]) -> Tensor:  # noq
                 return linear(f"{layer}.fc2", inner * linear(f"{layer}.gate", y) if side.feed_forward.gated else inner)
 
             x = around(f"{layer}.self_attn", x, look)
-            x = x if memory is None else around(f"{layer}.encoder_attn", x, cross)
+            x = x if memory is None or side.attention.merged else around(f"{layer}.encoder_attn", x, cross)
             x = around(f"{layer}.final", x, feed)
         return norm(f"{name}.layer_norm", x, side.norm) if side.final_norm else x
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -14,11 +15,13 @@ import torch
 from conftest import ROOT, fast_python, run_python
 
 from specdec_plugins.commands import benchmark
+from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.measure import machine, processes, runs, tables
 from specdec_plugins.measure.machine import Mix, full_mixes, thread_choices
 from specdec_plugins.measure.processes import RunningSystem, joined, split
 from specdec_plugins.measure.runs import Plan, Workload, measure, read_text, summarise, workloads
-from specdec_plugins.measure.systems import KINDS, Order, Run, System, timed
+from specdec_plugins.measure.systems import KINDS, CTranslate2, Order, OwnSystem, Run, System, timed
+from specdec_plugins.settings import Settings
 from specdec_plugins.translator import Translator
 
 PAIR = str(ROOT / "data" / "demo.en-de")
@@ -83,7 +86,7 @@ def test_what_it_counts(text):
         (["--rounds", "0"], "--rounds 0 is less than 1", 2),
         (["--batch-sizes", "4", "0"], "--batch-sizes 0 is less than 1", 2),
         (["--block-sizes", "many"], "--block-sizes 'many' is neither auto nor a number from 1", 2),
-        (["--dtypes", "float16"], "--dtypes float16 is not available on cpu: float32, bfloat16, int8", 2),
+        (["--dtypes", "float16"], "--dtypes float16 is not available on cpu: float32, bfloat16, int8, int4", 2),
         (["--device", "cuda", "--dtypes", "int8"], "--dtypes int8 is not available on cuda: float32, bfloat16, float16", 2),
         (["--beta", "0"], "--beta 0 is less than 1", 2),
         (["--tau", "1", "inf"], "--tau inf is not a finite number from 0", 2),
@@ -114,6 +117,51 @@ def test_systems_that_cannot_run_are_left_out(text, capsys, monkeypatch):
     assert "left out: ar int9: dtype 'int9' is unknown; available: float32, " in error
     assert "left out: magic int8: strategy 'magic' is unknown; available: specdec, " in error
     assert error.endswith("specdec-benchmark: error: no system is left\n")
+
+
+def test_int4_is_measured_without_peers(text):
+    """If it is named. CTranslate2 says so before it converts the model."""
+    pair = load_folder(PAIR)
+    named, usual = (
+        {system.name for system in benchmark.systems_of(benchmark.parser().parse_args(each), True)}
+        for each in ([*"--model x --input y --dtypes int4".split()], [*"--model x --input y".split()])
+    )
+    assert {"ar int4", "specdec int4 K=auto", "ctranslate2 int4"} < named and not any("int4" in each for each in usual)
+    sources = read_text(Translator(pair, Settings(threads=1)), str(text), None, None).sources
+    found = [
+        OwnSystem(System(name, "int4"), pair, Mix(1, 1), sources).decode(Order("throughput", 2, [0, 1, 2]))
+        for name in ("ar", "specdec")
+    ]
+    assert found[0].outputs == found[1].outputs and len(found[0].outputs) == 3 and found[1].mean_accepted_length > 1.2
+    with pytest.raises(ValueError, match="ctranslate2 int4: it has no such weights"):
+        CTranslate2(System("ctranslate2", "int4"), pair, Mix(1, 1), sources)
+
+
+def test_a_shape_in_int4_says_what_it_reads(tmp_path):
+    """Random weights of a small shape: peers are left out, and `ar` is set beside the memory's bandwidth."""
+    found = run_python(
+        str(ROOT / "benchmarks/shapes.py"),
+        *"--dtypes int4 --layers 2 --drafter-layers 1 --width 256 --inner 256 --heads 4 --vocabulary 1000 --sentences 2".split(),
+        *"--rounds 1 --batch-sizes 1 --block-sizes 4 --threads 1 --systems ours ctranslate2".split(),
+    )
+    assert "left out: ctranslate2" in found.stderr
+    plain, drafted = json.loads(found.stdout.splitlines()[-1])["rows"]
+    assert (plain["system"], drafted["system"]) == ("ar", "specdec") and "bandwidth" not in drafted
+    layers, output = 2 * 2048 * (256 * 9 // 16 + 8), 1024 * (256 + 8)  # int4 in groups, and int8, of which a screen reads half
+    assert plain["pass_bytes"] in (layers + output // 2, layers + output)
+    assert plain["gigabytes_per_second"] == pytest.approx(
+        plain["pass_bytes"] * plain["tokens_per_second"] / 1e9, rel=0.05, abs=1e-3
+    )
+    said = rf"int4     a pass reads 1 MB: \d+ of {plain['bandwidth']['1']:.0f} GB/s\n"
+    assert re.search(said, found.stdout) and plain["bandwidth"]["1"] > 0.2
+
+
+def test_bandwidth_is_bytes_a_second(monkeypatch):
+    """Of all threads' arrays together, in the fastest of five passes."""
+    monkeypatch.setattr(machine, "READ", (1 << 20, 1 << 16))
+    clock = iter([0.0, 2.0, 2.0, 2.5, 3.0, 5.0, 5.0, 6.0, 6.0, 9.0] * 2)
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))
+    assert machine.bandwidth(1) == (1 << 20) / 0.5 and machine.bandwidth(32) == 32 * (1 << 16) / 0.5
 
 
 def test_peak_memory_is_not_the_parent_s():

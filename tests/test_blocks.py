@@ -28,7 +28,7 @@ from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.formats.folder import Pair, load_folder, save_folder
 from specdec_plugins.formats.positions import buckets
 from specdec_plugins.formats.spec import Model
-from specdec_plugins.model.spec import Embedding, FeedForward, ModelSpec, Norm, Output, OutputRules, Relative, Rotary
+from specdec_plugins.model.spec import Embedding, FeedForward, Local, ModelSpec, Norm, Output, OutputRules, Relative, Rotary
 from specdec_plugins.text.codec import CodecConfig
 
 SIDE = side_of(layers=2, heads=4, width=64, inner_width=96, max_positions=40, embedding_scale=4.0, position_offset=2)
@@ -53,6 +53,13 @@ SPECS = {
     "caps": {"attention": {"cap": 1.5}},
     "head norms": {"attention": {"head_norm": RMS}},
     "head norms with biases, rotary": {"attention": {"head_norm": Norm(), "rotary": Rotary()}},
+    "windows": {"local": Local((1,), 4, 3)},
+    "windows, rotary": {
+        "attention": {"rotary": Rotary(500.0, factor=2.0)},
+        "local": Local((0,), 3, 2, Rotary(90.0)),
+        "embedding": {"offset": None},
+    },
+    "merged attention": {"attention": {"merged": True}},
     "gates": {"feed_forward": {"gated": True, "activation": "gelu_tanh"}},
     "T5": {
         "attention": {"bias": False, "scale": 1.0, "head_width": 32, "relative": Relative(16, 24)},
@@ -78,6 +85,23 @@ SPECS = {
         "embedding": {"offset": None, "scale": 8.0},
         "feed_forward": {"gated": True, "activation": "gelu_tanh", "bias": False},
     },
+    "T5Gemma 2": {
+        "attention": {
+            "bias": False,
+            "key_heads": 2,
+            "head_width": 32,
+            "scale": 0.21,
+            "rotary": Rotary(300.0, factor=8.0),
+            "head_norm": RMS,
+            "merged": True,
+        },
+        "local": Local((0,), 5, 4, Rotary()),
+        "norm": RMS,
+        "norms": "both",
+        "final_norm": True,
+        "embedding": {"offset": None, "scale": 8.0},
+        "feed_forward": {"gated": True, "activation": "gelu_tanh", "bias": False},
+    },
 }
 
 
@@ -88,11 +112,22 @@ def side_with(case, side=SIDE):
     return replace(side, **parts)
 
 
+def sides_with(case, wider=0):
+    """Encoder and decoder with the case's parts. The encoder is ``wider``, where attention is not merged."""
+    decoder = side_with(case)
+    encoder = side_with(case, altered(SIDE, width=64 + wider, inner_width=64)) if wider else decoder
+    if decoder.attention.merged:
+        encoder = replace(decoder, attention=replace(decoder.attention, merged=False))
+    if decoder.local:
+        decoder = replace(decoder, local=replace(decoder.local, after=0))
+    return encoder, decoder
+
+
 def model_with(case):
-    """The decoder has the case's parts, and the encoder has them in another size."""
-    encoder = side_with(case, altered(SIDE, width=128, inner_width=64)) if "wide" not in case else side_with(case)
+    """The decoder has the case's parts, and the encoder has them in another size, if it can."""
+    encoder, decoder = sides_with(case, 0 if "wide" in case else 64)
     output = Output(scale=0.6, cap=2.5) if SPECS[case].get("final_norm") else Output(bias=True, cap=4.0)
-    made = random_model(ModelSpec(encoder, side_with(case), output), SIZE, SIZE + 3, seed=len(case))
+    made = random_model(ModelSpec(encoder, decoder, output), SIZE, SIZE + 3, seed=len(case))
     return Model(made.spec, made.tensors)
 
 
@@ -161,7 +196,7 @@ def pair_with(case):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int8"])
-@pytest.mark.parametrize("case", long_but(SPECS, "T5", "T5Gemma"))
+@pytest.mark.parametrize("case", long_but(SPECS, "T5", "T5Gemma", "T5Gemma 2"))
 def test_drafts_change_nothing(case, dtype):
     """Those of a drafter on the verifier's cache, and of one that errs now and then; beams and trees, too."""
     pair, rng = pair_with(case), random.Random(case)
@@ -236,6 +271,11 @@ def test_what_no_model_has_is_refused():
         ({"attention": replace(SIDE.attention, cap=-1.0)}, "the cap of scores: a factor of -1.0"),
         ({"attention": replace(SIDE.attention, relative=Relative(6, 20))}, "a relative bias of 6 buckets up to a distance of 20"),
         ({"attention": replace(SIDE.attention, rotary=Rotary(1.0))}, "rotary positions with a theta of 1.0"),
+        ({"attention": replace(SIDE.attention, rotary=Rotary(factor=0.0))}, "rotary positions with a factor of 0.0"),
+        ({"local": Local((2,), 4)}, r"windows of layers \(2,\), of 2"),
+        ({"local": Local((1, 0), 4)}, r"windows of layers \(1, 0\), of 2"),
+        ({"local": Local((0,), 0)}, "windows of 0 positions"),
+        ({"local": Local((0,), 4, rotary=Rotary(0.5))}, "rotary positions with a theta of 0.5"),
         ({"norm": Norm(eps=0.0)}, "a norm's eps is 0.0"),
         ({"norms": "within"}, "norms 'within'; available: before, after, both"),
         ({"feed_forward": FeedForward(64, "tanh")}, "activation function 'tanh'"),
@@ -243,6 +283,15 @@ def test_what_no_model_has_is_refused():
     ):
         with pytest.raises(ValueError, match=f"decoder: .*{message}"):
             ModelSpec(SIDE, replace(SIDE, **change))
+    merged = replace(SIDE, attention=replace(SIDE.attention, merged=True))
+    biased = replace(merged, attention=replace(merged.attention, relative=Relative()))
+    for sides, message in (
+        ((merged, SIDE), "encoder: merged attention, which needs a source"),
+        ((altered(SIDE, width=32), merged), "merged attention of width 64 to a source of width 32"),
+        ((SIDE, biased), "decoder: merged attention with a relative bias"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ModelSpec(*sides)
     with pytest.raises(ValueError, match=r"outputs scaled by 1\.0 and capped at 0\.0"):
         ModelSpec(SIDE, SIDE, Output(cap=0.0))
     with pytest.raises(ValueError, match="outputs are scaled after the decoder's final norm, which it lacks"):

@@ -35,7 +35,7 @@ from specdec_plugins.formats.huggingface.generation import HONOURED, NEUTRAL, WI
 from specdec_plugins.formats.spec import DrafterModel
 from specdec_plugins.measure import certificate
 from specdec_plugins.measure.certificate import LINES
-from specdec_plugins.model.spec import OutputRules
+from specdec_plugins.model.spec import Local, OutputRules
 from specdec_plugins.settings import Settings
 from specdec_plugins.text.codec import CodecConfig
 from specdec_plugins.text.lines import read_lines
@@ -79,7 +79,7 @@ GEMMA_SIDE = {
     "max_position_embeddings": 200,
     "attn_logit_softcapping": 2.0,
     "final_logit_softcapping": 5.0,
-    "sliding_window": 190,
+    "sliding_window": 21,
 }
 OTHER_SIDE = {
     **GEMMA_SIDE,
@@ -91,6 +91,29 @@ OTHER_SIDE = {
     "hidden_activation": "silu",
 }
 GEMMA = {"vocab_size": SIZE, "encoder": GEMMA_SIDE, "decoder": GEMMA_SIDE}
+GEMMA2_SIDE = {
+    **GEMMA_SIDE,
+    "final_logit_softcapping": None,
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8}
+
+
+def gemma2(changes, encoder=None):
+    """The config of T5Gemma 2, with a tiny vision tower. A token that sources have ends an image."""
+    text = {**GEMMA2_SIDE, **changes, **(encoder or {})}
+    images = {"vision_config": {**VISION, "patch_size": 4}, "mm_tokens_per_image": 4, "eoi_token_index": 20}
+    return {"encoder": {"text_config": text, **images}, "decoder": {**GEMMA2_SIDE, **changes}}
+
+
+def gemma_sides(kind, **changes):
+    """The sides of a T5Gemma's config; none for other models."""
+    side = {**GEMMA_SIDE, **changes}
+    return {"T5Gemma": {"encoder": side, "decoder": side}, "T5Gemma2": gemma2(changes)}.get(kind, {})
+
+
+SCALED = {"rope_type": "linear", "rope_theta": 500.0, "factor": 8.0}
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "untied": True}  # as T5 1.1 is published
 CASES = {  # class, changes of its config, generation config
     "marian": ("Marian", {"activation_function": "swish", "scale_embedding": True}, OPUS),
@@ -147,12 +170,36 @@ CASES = {  # class, changes of its config, generation config
     ),
     "t5, several ends": ("T5", {}, {"eos_token_id": [9, 1, 30], "min_length": 3, "begin_suppress_tokens": [1, 9, 30]}),
     "t5gemma, several ends": ("T5Gemma", {}, {"eos_token_id": [1, 7], "bad_words_ids": [[7], [8]]}),
+    "t5gemma2": ("T5Gemma2", gemma2({}, {"sliding_window": 10}), {"num_beams": 2}),
+    "t5gemma2, deep, untied": (
+        "T5Gemma2",
+        {
+            "tie_word_embeddings": False,
+            **gemma2(
+                {
+                    **OTHER_SIDE,
+                    "final_logit_softcapping": 5.0,
+                    "rope_parameters": {"full_attention": SCALED, "sliding_attention": {"rope_theta": 30.0}},
+                    "num_hidden_layers": 3,
+                    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+                }
+            ),
+        },
+        {"no_repeat_ngram_size": 3, "num_beams": 3},
+    ),
+    "t5gemma2, six layers": (
+        "T5Gemma2",
+        gemma2({"layer_types": None, "sliding_window": 4}, {"num_hidden_layers": 7, "num_key_value_heads": 4}),
+        {"eos_token_id": [1, 7]},
+    ),
     "umt5, tied": ("UMT5", {"feed_forward_proj": "gated-relu", "num_heads": 3, "d_kv": 32}, {"begin_suppress_tokens": [1]}),
 }
 QUICK = [
-    name for name, (kind, *_) in CASES.items() if "T5" not in kind or name in ("t5 1.1", "umt5", "t5gemma", "t5, several ends")
+    name
+    for name, (kind, *_) in CASES.items()
+    if "T5" not in kind or name in ("t5 1.1", "umt5", "t5gemma", "t5gemma2", "t5, several ends")
 ]
-BASES = {"Marian": MARIAN, "Pegasus": PEGASUS, "T5": T5, "MT5": T5, "UMT5": T5, "T5Gemma": GEMMA}
+BASES = {"Marian": MARIAN, "Pegasus": PEGASUS, "T5": T5, "MT5": T5, "UMT5": T5, "T5Gemma": GEMMA, "T5Gemma2": {}}
 NAMES = {"Marian": "MarianMTModel"}
 
 
@@ -165,9 +212,10 @@ def made(kind, changes, generation, seed=0, length=24):
     model = getattr(library, NAMES.get(kind, f"{kind}ForConditionalGeneration"))(config).double().eval()
     if untied:  # version 5 ties them, whatever the config says
         model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    fixed = ["inv_freq", "embed_scale", "vision_tower"] + ["embed_positions"] * (kind not in ("Bart", "MBart"))
     with torch.no_grad():
         for name, each in [*model.named_parameters(), *model.named_buffers()]:
-            if "inv_freq" not in name and ("embed_positions" not in name or kind in ("Bart", "MBart")):
+            if not any(part in name for part in fixed):
                 cross = any(each in name for each in ("encoder_attn", "EncDecAttention", "cross_attn"))
                 each.add_((0.1 if "bias" in name or each.dim() < 2 else 0.6 if cross else 0.3) * torch.randn_like(each))
             if "post_" in name:  # what T5Gemma's layers add, beside large embeddings
@@ -385,6 +433,7 @@ PUBLISHED = {  # the tokenizer, the class, the start token, languages
     "madlad": (partial(hf_text.t5, madlad=True, unknown=2), "T5", "<unk>", (None, "deu")),
     "byt5": (hf_text.byt5, "T5", "<pad>", ()),
     "t5gemma": (hf_text.gemma, "T5Gemma", "<bos>", ()),
+    "t5gemma2": (hf_text.gemma, "T5Gemma2", "<bos>", ()),
 }
 TASKS = {  # as T5's config names them
     "summarization": {"prefix": "summarize: ", "num_beams": 4},
@@ -403,9 +452,7 @@ def published(request, tmp_path_factory):
     bans = {"bad_words_ids": [[config["pad_token_id"]]], "no_repeat_ngram_size": 2, "num_beams": 4}
     config |= {"decoder_start_token_id": start} | ({} if "T5" in kind else {"max_position_embeddings": 128})
     config |= {"task_specific_params": TASKS} if request.param == "t5" else {}
-    if kind == "T5Gemma":
-        side = {**GEMMA_SIDE, "vocab_size": config["vocab_size"], "max_position_embeddings": 400, "sliding_window": 400}
-        config |= {"encoder": side, "decoder": side}
+    config |= gemma_sides(kind, vocab_size=config["vocab_size"], max_position_embeddings=400)
     made(kind, config, bans).float().save_pretrained(path)
     return path, languages
 
@@ -652,7 +699,6 @@ HOSTILE = [
         "model_type 'longt5' is not supported (the nearest that is: t5); available: marian, m2m",
     ),
     (changed("config.json", model_type="x"), "model_type 'x' is not supported; available: marian, m2m_100, bart"),
-    (changed("config.json", model_type="t5gemma2"), "model_type 't5gemma2' is not supported (the nearest that is: t5gemma)"),
     (changed("config.json", model_type=["bart"]), "model_type ['bart'] is not supported"),
     (changed("config.json", architectures=["BartForSequenceClassification"]), "bart needs BartForConditionalGeneration"),
     (changed("config.json", d_model=10**9), "wider than 65,536"),
@@ -768,7 +814,8 @@ HOSTILE_GEMMA = [
     (within("encoder", head_dim=None), "config.json: no 'head_dim'"),
     (within("encoder", head_dim=7), "rotary positions of heads of width 7"),
     (within("decoder", num_key_value_heads=3), "3 key-value heads do not divide 4 heads"),
-    (within("decoder", num_hidden_layers=5), "missing weights: decoder.layers.3."),
+    (within("decoder", num_hidden_layers=5, layer_types=None), "missing weights: decoder.layers.3."),
+    (within("decoder", num_hidden_layers=5), "for each of 5 layers"),
     (within("decoder", layer_types=["chunked_attention"]), "is not supported; only full_attention and sliding_attention"),
     (within("decoder", sliding_window=0), "sliding_window is 0, not a whole number from 1"),
     (within("decoder", rope_parameters={"rope_type": "yarn", "rope_theta": 9.0}), "only the rope_type 'default'"),
@@ -797,12 +844,16 @@ def test_a_hostile_t5gemma_is_refused_in_one_line(small_gemma, tmp_path, change,
     refused(small_gemma, tmp_path / "folder", change, message)
 
 
-def test_windows_of_attention_bound_positions(small_gemma, tmp_path):
+def test_windows_of_a_t5gemma(small_gemma, tmp_path):
+    """An encoder's are inclusive in both directions; by default, every second layer sees all positions."""
     shutil.copytree(small_gemma, tmp_path / "folder")
     sides = read_model(tmp_path / "folder")[0].spec
-    assert (sides.encoder.max_positions, sides.decoder.max_positions) == (190, 190)
+    assert (sides.encoder.local, sides.decoder.local) == (Local((0,), 22, 21), Local((0, 2), 21))
+    assert (sides.encoder.max_positions, sides.decoder.max_positions) == (200, 200)
     within("encoder", layer_types=["full_attention"] * 2)(tmp_path / "folder")
-    assert read_model(tmp_path / "folder")[0].spec.encoder.max_positions == 200
+    within("decoder", layer_types=None)(tmp_path / "folder")
+    sides = read_model(tmp_path / "folder")[0].spec
+    assert (sides.encoder.local, sides.decoder.local) == (None, Local((0, 2), 21))
 
 
 @pytest.mark.parametrize(("change", "message"), HOSTILE_T5, ids=lambda value: value[:40] if isinstance(value, str) else "")

@@ -6,22 +6,20 @@ from itertools import chain
 import hf_text
 import pytest
 from conftest import transformers
-from test_huggingface import GEMMA_SIDE, made
+from test_huggingface import gemma_sides, made
 
 from specdec_plugins.commands import draft, import_model
 from specdec_plugins.translator import Translator
 
 pytest.importorskip("transformers", reason="compares with transformers")
 LINES, TEXT = hf_text.lines(12, seed=5), hf_text.lines(400)
-FAMILIES = {"t5": (hf_text.t5, "T5"), "t5gemma": (hf_text.gemma, "T5Gemma")}
+FAMILIES = {"t5": (hf_text.t5, "T5"), "t5gemma": (hf_text.gemma, "T5Gemma"), "t5gemma2": (hf_text.gemma, "T5Gemma2")}
 
 
 def published(folder, tokenizer, kind, seed=0, ending=False, **changes):
     """A random model with its tokenizer, as transformers saves it. With ``ending``, tokens that it likes end its outputs."""
     config = {name: value for name, value in tokenizer(folder).items() if name != "model_type"}
-    if kind == "T5Gemma":
-        side = {**GEMMA_SIDE, "vocab_size": config["vocab_size"]}
-        config |= {"encoder": side, "decoder": side}
+    config |= gemma_sides(kind, vocab_size=config["vocab_size"])
     start = {"decoder_start_token_id": transformers().AutoTokenizer.from_pretrained(folder).pad_token_id}
     model = made(kind, {**config, **start, **changes}, {}, seed).float()
     model.save_pretrained(folder)

@@ -12,7 +12,7 @@ from conftest import make_batch, make_dictionary, make_verifier
 from fairseq.distributed import ModuleProxyWrapper
 from naive import altered, random_model
 from support import EOS, SHAPES, SYMBOLS, WORDS, Lengths, Mixed, Noted, check_balance, check_sums, commit, sentences, stepwise
-from test_blocks import side_with
+from test_blocks import sides_with
 from test_native_loop import both, controllers, requests_of
 from test_native_loop import run as native_run
 
@@ -58,7 +58,7 @@ WIDE = {
     "encoder_attention_heads": 2,
     "decoder_attention_heads": 4,
 }
-FAMILIES = ("T5", "T5Gemma")  # keys without positions and a bias where they are read; rotated keys
+FAMILIES = ("T5", "T5Gemma", "T5Gemma 2")  # keys without positions and a bias where they are read; rotated keys; merged attention
 needs_kernels = pytest.mark.skipif(not compiled.library(), reason="no kernels for this machine")
 backends = pytest.mark.parametrize(
     "dtype", ["float64", *(pytest.param(dtype, marks=needs_kernels) for dtype in ("float32", "int8"))]
@@ -71,7 +71,7 @@ heads = pytest.mark.parametrize("name", ["medusa", "hydra", "block_state"])
 def make_model(seed=0, shape="pre-norm"):
     """A verifier for the engine, whose outputs do not end too soon; ``shape`` may be a family's of `test_blocks.py`."""
     if shape in FAMILIES:
-        model = random_model(ModelSpec(side_with(shape), side_with(shape), Output(scale=0.6)), WORDS + 4, WORDS + 4, seed)
+        model = random_model(ModelSpec(*sides_with(shape), Output(scale=0.6)), WORDS + 4, WORDS + 4, seed)
         model.tensors["decoder.output_projection.weight"][EOS] *= 0.5
         return model
     model, args = make_verifier(seed=seed, words=WORDS, **{**SHAPES[shape], **WIDE})

@@ -17,7 +17,7 @@ from specdec_plugins.extras import install_command
 from specdec_plugins.fields import Fault
 from specdec_plugins.measure.machine import machine, thread_choices
 from specdec_plugins.measure.runs import Plan, read_text, workloads
-from specdec_plugins.measure.systems import DRAFTERLESS, DTYPES, GPU_DTYPES, KINDS, SYSTEMS, System
+from specdec_plugins.measure.systems import DRAFTERLESS, DTYPES, GPU_DTYPES, KINDS, OURS, SYSTEMS, System
 from specdec_plugins.measure.tables import tables
 
 
@@ -40,7 +40,10 @@ def parser() -> Parser:
     p.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME", help=", ".join(SYSTEMS))
     p.add_argument("--device", default="cpu", metavar="D", help="cpu, cuda, cuda:N (default: cpu)")
     p.add_argument(
-        "--dtypes", nargs="+", metavar="T", help=f"{', '.join(DTYPES)}; on a GPU {', '.join(GPU_DTYPES)} (default: all)"
+        "--dtypes",
+        nargs="+",
+        metavar="T",
+        help=f"{', '.join(DTYPES)}; on a GPU {', '.join(GPU_DTYPES)} (default: all but {OURS})",
     )
     p.add_argument(
         "--measure", nargs="+", choices=KINDS, default=list(KINDS), metavar="WHAT", help=f"{', '.join(KINDS)} (default: both)"
@@ -120,7 +123,7 @@ def systems_of(options: argparse.Namespace, drafter: bool) -> list[System]:
     """The systems to measure, without those that lack a drafter. On a CPU, fairseq supports float32 only."""
     found = []
     for name in options.systems:
-        dtypes = options.dtypes or (DTYPES if options.device == "cpu" else GPU_DTYPES)
+        dtypes = options.dtypes or [each for each in (DTYPES if options.device == "cpu" else GPU_DTYPES) if each != OURS]
         variants: list[dict[str, Any]] = [{}]
         if name == "specdec":
             variants = [{"block": block} for block in options.block_sizes]

@@ -16,7 +16,7 @@ def parser() -> Parser:
     p = Parser(
         prog="specdec-import",
         description="Make a model folder from a Hugging Face folder or a model of its Hub: Marian, M2M100, NLLB, BART, mBART, "
-        "Pegasus, T5, mT5, UMT5, ByT5, MADLAD-400 or T5Gemma.",
+        "Pegasus, T5, mT5, UMT5, ByT5, MADLAD-400, T5Gemma or T5Gemma 2.",
     )
     p.add_argument(
         "folder", metavar="DIR", help="folder with config.json, weights and tokenizer files, as published, or ORG/NAME"

@@ -21,6 +21,7 @@ from specdec_plugins.formats.spec import (
     tensor_shapes,
     weight_fault,
 )
+from specdec_plugins.model.spec import SideSpec
 
 # A drafter may restrict its output to the tokens listed here (FR-Spec, Zhao et al. 2025): a few thousand make up most text, and
 # the other logits would be half of a shallow drafter's work.
@@ -168,3 +169,9 @@ def same_encoder(verifier: Model | DrafterModel, drafter: DrafterModel) -> bool:
 def spread(wanted: int, available: int) -> list[int]:
     """So many of the available layers, evenly spread and ending with the last."""
     return [(index + 1) * available // wanted - 1 for index in range(wanted)]
+
+
+def shallower(side: SideSpec, layers: int) -> SideSpec:
+    """A side of so many of the layers of another: see `spread`."""
+    local = side.local and tuple(index for index, layer in enumerate(spread(layers, side.layers)) if side.local_at(layer))
+    return replace(side, layers=layers, local=replace(side.local, layers=local) if side.local and local else None)

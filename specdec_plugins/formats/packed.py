@@ -75,15 +75,16 @@ def unpacked(panels: np.ndarray, inputs: int, dtype: str) -> np.ndarray:
 
 def joined(spec: ModelSpec) -> Iterator[tuple[str, ...]]:
     """The projections of each linear layer that the kernels run, but the output layer: one product of those of the same input."""
+    cross = not spec.decoder.attention.merged
     for name, side in (("encoder", spec.encoder), ("decoder", spec.decoder)):
+        parts = ["self_attn.out_proj", "fc1", "fc2"] + ["gate"] * side.feed_forward.gated
+        if name == "decoder" and cross:
+            parts += ["encoder_attn.q_proj", "encoder_attn.out_proj"]
         for layer in (f"{name}.layers.{index}" for index in range(side.layers)):
             yield tuple(f"{layer}.self_attn.{part}_proj" for part in "qkv")
-            yield from ((f"{layer}.{part}",) for part in ("self_attn.out_proj", "fc1", "fc2"))
-            if name == "decoder":
-                yield from ((f"{layer}.encoder_attn.{part}_proj",) for part in ("q", "out"))
-            if side.feed_forward.gated:
-                yield (f"{layer}.gate",)
-    yield tuple(f"decoder.layers.{index}.encoder_attn.{part}_proj" for index in range(spec.decoder.layers) for part in "kv")
+            yield from ((f"{layer}.{part}",) for part in parts)
+    reader = "encoder_attn" if cross else "self_attn"
+    yield tuple(f"decoder.layers.{index}.{reader}.{part}_proj" for index in range(spec.decoder.layers) for part in "kv")
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,13 +53,13 @@ def sinusoidal_from_zero(rows: int, width: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=8)
-def rotations(rows: int, width: int, theta: float) -> np.ndarray:
+def rotations(rows: int, width: int, theta: float, factor: float = 1.0) -> np.ndarray:
     """(rows, width) float32 cosines, then sines, of the angles that rotary positions turn the halves of a head by.
 
-    Rates and angles are rounded to float32, as in transformers. Cached. Read-only.
+    Rates and angles are rounded to float32, as in transformers. ``factor`` divides positions. Cached. Read-only.
     """
     exponents = (np.arange(0, width, 2) / width).astype(np.float32).astype(np.float64)
-    rates = np.float32(1) / exponential(exponents * math.log(theta)).astype(np.float32)
+    rates = np.float32(1) / exponential(exponents * math.log(theta)).astype(np.float32) / np.float32(factor)
     table = np.empty((rows, width), np.float32)
     half = width // 2
     for first, some in _chunks(rows, half):

@@ -11,6 +11,8 @@ key-value heads, K width of a head. What a spec does not ask for is missing: bia
     SIDE.layers.N.{self_attn,encoder_attn,final}_{layer,after}_norm.{weight,bias}: `Residual`
     SIDE.layer_norm.{weight,bias}, decoder.output_projection.{weight (V, D),bias (V,)}
 
+With merged attention, a decoder has no tensor of ``encoder_attn``.
+
 Position tables are ordinary tensors, because their frequencies differ between families: row ``embedding.offset`` is the first
 token's, and there are at least ``max_positions`` rows from there. Tied tensors are the same object. Readers make NumPy arrays;
 training and drafters' networks make PyTorch's tensors, which everything here takes as well (`arrays.py`).
@@ -125,7 +127,8 @@ def shapes(spec: ModelSpec, source_size: int, target_size: int) -> dict[str, tup
         for norm in ["layernorm_embedding"] * side.embedding.norm + ["layer_norm"] * side.final_norm:
             found |= _norm(f"{name}.{norm}", side.norm, side.width)
         for index in range(side.layers):
-            found |= _layer(f"{name}.layers.{index}", side, spec.encoder.width if name == "decoder" else None)
+            memory = spec.encoder.width if name == "decoder" and not side.attention.merged else None
+            found |= _layer(f"{name}.layers.{index}", side, memory)
     found["decoder.output_projection.weight"] = target_size, spec.decoder.width
     return found | ({"decoder.output_projection.bias": (target_size,)} if spec.output.bias else {})
 
@@ -134,7 +137,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def _layer(name: str, side: SideSpec, memory: int | None) -> Shapes:
-    """A layer's; ``memory`` is the width of the source that it reads, if any."""
+    """A layer's; ``memory`` is the width of the source that its cross-attention reads, if any."""
     attention, feed, queries, keys = side.attention, side.feed_forward, side.query_width, side.key_width
     found: Shapes = {}
     for part, width in [("self_attn", side.width)] + ([] if memory is None else [("encoder_attn", memory)]):

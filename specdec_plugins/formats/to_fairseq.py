@@ -85,7 +85,9 @@ def fairseq_faults(spec: ModelSpec) -> list[str]:
         unlike[f"a norm after the {name}'s last layer with norms after each part"] = side.final_norm and side.norms == "after"
         usual = Attention(side.attention.heads), FeedForward(side.feed_forward.width, side.feed_forward.activation), Norm()
         parts = side.attention, side.feed_forward, side.norm
-        unlike[f"the {name}'s attention, feed-forward layers or norms"] = parts != usual or side.norms == "both"
+        unlike[f"the {name}'s attention, feed-forward layers or norms"] = (
+            parts != usual or side.norms == "both" or bool(side.local)
+        )
     return [what for what, is_so in unlike.items() if is_so]
 
 

@@ -5,6 +5,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,6 +77,23 @@ def thread_choices(device: str = "cpu") -> list[int]:
     """Numbers of threads to try: the powers of two up to all cores, and all cores; 1 on a GPU."""
     cores = usable_cpus() if device == "cpu" else 1
     return sorted({*(1 << n for n in range(cores.bit_length())), cores})
+
+
+READ = 1 << 28, 1 << 26  # bytes that are read, in all and by each thread at least: more than caches hold
+
+
+def bandwidth(threads: int) -> float:
+    """Bytes a second that threads of this process read from memory together: the best of five passes."""
+    import numpy as np
+
+    parts = np.ones((threads, max(READ[0] // threads, READ[1]) // 8), np.int64)
+    found = 0.0
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(5):
+            began = time.perf_counter()
+            list(pool.map(np.bitwise_or.reduce, parts))  # of NumPy's reductions the one that computes least
+            found = max(found, parts.nbytes / (time.perf_counter() - began))
+    return found
 
 
 def full_mixes(threads: Iterable[int], device: str = "cpu") -> list[Mix]:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 SYSTEMS = ("fairseq", "fairseq-beam5", "ctranslate2", "ar", "specdec", "specdec-tolerant", "drafter")
 DRAFTERLESS = ("fairseq", "fairseq-beam5", "ctranslate2", "ar")
-DTYPES = ("float32", "bfloat16", "int8")
+DTYPES = ("float32", "bfloat16", "int8", "int4")
+OURS = "int4"  # a data type that no peer has
 KINDS = ("latency", "throughput")
 GPU_DTYPES = ("float32", "bfloat16", "float16")
 POSITIONS = 64  # of a draft, counted separately
@@ -186,7 +187,9 @@ def limit_peers(kernels: str | None) -> None:
 
 
 def ctranslate2_of(pair: "Pair", dtype: str, threads: int, workers: int = 1, device: str = "cpu") -> Any:
-    """CTranslate2's translator with the pair's verifier; ``threads`` for each of its ``workers``."""
+    """CTranslate2's translator with the pair's verifier; ``threads`` for each of its ``workers``. Raises ValueError for int4."""
+    if dtype == OURS:
+        raise ValueError(f"ctranslate2 {dtype}: it has no such weights")
     with needed("bench", "system ctranslate2"):
         import ctranslate2
     import torch

@@ -54,18 +54,45 @@ class Relative:
 @dataclass(frozen=True)
 class Rotary:
     """Queries and keys are rotated by their positions: number i of a head's first half with number i of its second half, by the
-    position times theta^(-2 i / K) (Su et al. 2021)."""
+    position times theta^(-2 i / K) / factor (Su et al. 2021)."""
 
     theta: float = 10_000.0
+    factor: float = 1.0
 
     def faults(self) -> Iterator[str]:
         if not 1 < self.theta <= 1e9:
             yield f"rotary positions with a theta of {self.theta}"
+        if not 0 < self.factor <= MAX_SCALE:
+            yield f"rotary positions with a factor of {self.factor}"
+
+
+@dataclass(frozen=True)
+class Local:
+    """Some ``layers`` attend within a window: to ``before`` positions up to a token's own, in an encoder to ``after`` more behind
+    it. ``rotary``: the positions of these layers; None: as in the others."""
+
+    layers: tuple[int, ...]
+    before: int
+    after: int = 0
+    rotary: Rotary | None = None
+
+    def faults(self, layers: int) -> Iterator[str]:
+        """``layers``: of the side."""
+        if not self.layers or [*self.layers] != sorted({*self.layers}) or not 0 <= self.layers[0] <= self.layers[-1] < layers:
+            yield f"windows of layers {self.layers!s:.80}, of {layers:,}"
+        if not (1 <= self.before < HUGE and 0 <= self.after < HUGE):
+            yield f"windows of {self.before:,} positions and {self.after:,} after them"
+        if self.rotary is not None:
+            yield from self.rotary.faults()
 
 
 @dataclass(frozen=True)
 class Attention:
-    """``relative`` and ``rotary`` apply to self-attention only, everything else to cross-attention as well."""
+    """``relative`` and ``rotary`` apply to self-attention only, everything else to cross-attention as well.
+
+    ``merged``: a decoder's layers have no cross-attention; self-attention's softmax is over the source's keys as well, which the
+    same projections make of the encoder's output (T5Gemma 2, Zhang et al. 2025).
+    """
 
     heads: int  # H
     key_heads: int | None = None  # G, each shared by H / G query heads (Ainslie et al. 2023); None: H
@@ -76,6 +103,7 @@ class Attention:
     cap: float | None = None  # scores s become cap tanh(s / cap)
     relative: Relative | None = None
     rotary: Rotary | None = None
+    merged: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,6 +138,14 @@ class SideSpec:
     norm: Norm = Norm()
     norms: str = "after"  # the residual sum, "before" each part of a layer, or "both" before a part and after it, before the sum
     final_norm: bool = False  # after the last layer
+    local: Local | None = None  # layers that do not see all positions
+
+    def local_at(self, layer: int) -> Local | None:
+        return self.local if self.local is not None and layer in self.local.layers else None
+
+    def rotary_at(self, layer: int) -> Rotary | None:
+        local = self.local_at(layer)
+        return (local and local.rotary) or self.attention.rotary
 
     @property
     def head_width(self) -> int:  # K
@@ -147,6 +183,8 @@ class SideSpec:
         for part in (self.norm, attention.head_norm, attention.relative, attention.rotary):
             if part is not None:
                 yield from part.faults()
+        if self.local is not None:
+            yield from self.local.faults(self.layers)
 
     def _size_faults(self) -> Iterator[str]:
         attention, feed, rows = self.attention, self.feed_forward, self.max_positions + (self.embedding.offset or 0)
@@ -154,7 +192,7 @@ class SideSpec:
             yield f"{attention.heads} heads do not divide a width of {self.width}"
         if attention.heads % self.key_heads:
             yield f"{self.key_heads} key-value heads do not divide {attention.heads} heads"
-        if attention.rotary and self.head_width % 2:
+        if (attention.rotary or (self.local and self.local.rotary)) and self.head_width % 2:
             yield f"rotary positions of heads of width {self.head_width}"
         if self.layers > MAX_LAYERS or max(self.width, feed.width, self.query_width) > MAX_WIDTH:
             yield f"more than {MAX_LAYERS:,} layers, or wider than {MAX_WIDTH:,}"
@@ -269,6 +307,12 @@ class ModelSpec:
         faults += self.output.faults()
         if self.output.scale != 1 and not self.decoder.final_norm:
             faults.append("outputs are scaled after the decoder's final norm, which it lacks")
+        if self.encoder.attention.merged:
+            faults.append("encoder: merged attention, which needs a source")
+        if self.decoder.attention.merged and self.encoder.width != self.decoder.width:
+            faults.append(f"merged attention of width {self.decoder.width:,} to a source of width {self.encoder.width:,}")
+        if self.decoder.attention.merged and self.decoder.attention.relative:
+            faults.append("decoder: merged attention with a relative bias")
         symbols = self.symbols
         if min(symbols.pad, symbols.eos, symbols.start, symbols.mask, *self.forced, *self.suppressed, *self.ends) < 0:
             faults.append("special tokens must not be negative")

@@ -15,6 +15,7 @@ from typing import Any
 from specdec_plugins.decoding.backends import LoadedModel, Reading
 from specdec_plugins.decoding.drafters import CachedDrafter, CachedRows, draft_in_turn, matching, options_of, over_the_verifier
 from specdec_plugins.decoding.drafters.block import within_positions
+from specdec_plugins.decoding.loading import shallower
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Traits
 from specdec_plugins.decoding.values import Array, Draft, Plan, Verdict, Want
@@ -33,7 +34,7 @@ class Options:
 
 def shape(verifier: ModelSpec, layers: int) -> ModelSpec:
     """The verifier's, with fewer decoder layers and inputs that are already scaled."""
-    side = replace(verifier.decoder, layers=layers, embedding=replace(verifier.decoder.embedding, scale=1.0))
+    side = replace(shallower(verifier.decoder, layers), embedding=replace(verifier.decoder.embedding, scale=1.0))
     return replace(verifier, decoder=side, zero_start=False)
 
 

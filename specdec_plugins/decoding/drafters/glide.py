@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from specdec_plugins.decoding.backends import LoadedModel, Reading, RowState
 from specdec_plugins.decoding.drafters import after_the_last, draft_in_turn, joined, kept, options_of, over_the_verifier
 from specdec_plugins.decoding.drafters.block import loaded, within_positions
-from specdec_plugins.decoding.loading import spread
+from specdec_plugins.decoding.loading import shallower, spread
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, InTurn, Traits
 from specdec_plugins.decoding.values import Array, DeviceDraft, Distribution, Draft, Plan
@@ -39,9 +39,9 @@ class Options:
 def shape(verifier: ModelSpec, layers: int) -> ModelSpec:
     """The verifier's, with fewer decoder layers, and feed-forward layers no wider than the others: a pass of one token costs what
     its weights cost."""
-    decoder, feed = verifier.decoder, verifier.decoder.feed_forward
+    decoder, feed = shallower(verifier.decoder, layers), verifier.decoder.feed_forward
     feed = replace(feed, width=min(feed.width, decoder.width))
-    return replace(verifier, decoder=replace(decoder, layers=layers, feed_forward=feed))
+    return replace(verifier, decoder=replace(decoder, feed_forward=feed))
 
 
 @dataclass

@@ -17,6 +17,7 @@ import numpy as np
 from specdec_plugins.decoding.backends import LoadedModel, Reading, RowState
 from specdec_plugins.decoding.drafters import matching, options_of, over_the_verifier
 from specdec_plugins.decoding.drafters.block import drafted
+from specdec_plugins.decoding.loading import shallower
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.roles import Drafter, Traits, Vectors
@@ -115,7 +116,7 @@ class HeadsDrafter(Drafter):
 def layerless(verifier: ModelSpec) -> ModelSpec:
     """A decoder that only projects: no layers, no norms, nothing scaled."""
     embedding = replace(verifier.decoder.embedding, scale=1.0, norm=False)
-    side = replace(verifier.decoder, layers=0, final_norm=False, embedding=embedding)
+    side = replace(shallower(verifier.decoder, 0), final_norm=False, embedding=embedding)
     return replace(verifier, decoder=side, output=replace(verifier.output, scale=1.0), zero_start=False)
 
 

@@ -18,6 +18,7 @@ from specdec_plugins.decoding.drafters import (
     over_the_verifier,
 )
 from specdec_plugins.decoding.drafters.block import within_positions
+from specdec_plugins.decoding.loading import shallower
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Draft, Plan
 from specdec_plugins.formats.spec import DrafterModel, Model
@@ -32,7 +33,7 @@ class Options:
 
 def shape(verifier: ModelSpec, layers: int) -> ModelSpec:
     """The verifier's, with fewer decoder layers."""
-    return replace(verifier, decoder=replace(verifier.decoder, layers=layers))
+    return replace(verifier, decoder=shallower(verifier.decoder, layers))
 
 
 class SmallDrafter(CachedDrafter[list[int]]):

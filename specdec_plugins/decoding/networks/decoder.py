@@ -89,12 +89,13 @@ class Unrolled:
         """(B, T, D) final hidden states for layer inputs (B, T, D)."""
         decoder, step, position = self.decoder, len(self.entries[0]), torch.arange(x.size(1), device=x.device)
         mask = self._seen(position, step, x.dtype)
-        ahead = (position - position[:, None]).repeat(1, step + 1)[None] if decoder.relative else None
+        ahead = (position - position[:, None]).repeat(1, step + 1)[None] if decoder.by_distance else None
 
         def own(layer: Layer, queries: Tensor, entries: Tensor) -> Tensor:
             known = self.entries[layer.entries]
             known.append(entries)
-            return layer.attention(queries, torch.cat(known, 1), mask, ahead)
+            more = (self.sources[layer.entries], self.hidden) if layer.merged else None
+            return layer.attention(queries, torch.cat(known, 1), mask, ahead, more)
 
         def source(layer: Layer, queries: Tensor) -> Tensor:
             return layer.cross(queries, self.sources[layer.entries], self.hidden)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_plugins.formats.errors import brief, listed
-from specdec_plugins.formats.huggingface import bart, t5, t5gemma
+from specdec_plugins.formats.huggingface import bart, t5, t5gemma, t5gemma2
 from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.families import Reader
 from specdec_plugins.formats.huggingface.generation import generation_of, rules_under
@@ -16,10 +16,10 @@ from specdec_plugins.formats.spec import Model
 from specdec_plugins.model.spec import OutputRules
 
 CONFIG = "config.json"
-FAMILIES: dict[str, Reader] = {**bart.FAMILIES, **t5.FAMILIES, **t5gemma.FAMILIES}  # by model_type
+FAMILIES: dict[str, Reader] = {**bart.FAMILIES, **t5.FAMILIES, **t5gemma.FAMILIES, **t5gemma2.FAMILIES}  # by model_type
 # What a model_type that is not supported is closest to
 NEAREST = {
-    "t5gemma2": "t5gemma", "longt5": "t5", "switch_transformers": "t5", "pegasus_x": "pegasus", "bigbird_pegasus": "pegasus",
+    "longt5": "t5", "switch_transformers": "t5", "pegasus_x": "pegasus", "bigbird_pegasus": "pegasus",
     "led": "bart", "mvp": "bart", "plbart": "mbart", "fsmt": "marian", "nllb-moe": "m2m_100", "prophetnet": "bart",
 }  # fmt: skip
 

@@ -23,7 +23,7 @@ from specdec_plugins.decoding.compiled import Library, kernels
 from specdec_plugins.formats.arrays import address as address_of
 from specdec_plugins.formats.arrays import array as array_of
 from specdec_plugins.formats.files import Mapped
-from specdec_plugins.model.spec import SideSpec
+from specdec_plugins.model.spec import Local, SideSpec
 
 DTYPES = ("float32", "bfloat16", "int8", "int4")  # of a verifier's weights
 GROUPS = "int4 groups"
@@ -206,21 +206,19 @@ class Stack(Handle):
         tokens: np.ndarray,
         positions: np.ndarray | None,
         *,
-        rotation: np.ndarray | None = None,
         zero_start: bool = False,
         embedding_norm: Norm | None = None,
         last_norm: Norm | None = None,
         output: Projection = NO_LOGITS,
     ):
-        """Of a ``side`` of a model, without its norms; those are given. ``tokens`` (V, D), ``positions`` (P, D), ``rotation``
-        (P, K)."""
+        """Of a ``side`` of a model, without its norms; those are given. ``tokens`` (V, D), ``positions`` (P, D)."""
         self.engine, self.output = engine, output
         linear, cap, gate, screen, plane, ends = output
         # Passes read them: tokens as they are stored, so that a mapped file's rows are read as they are needed.
         tokens = np.ascontiguousarray(array_of(tokens))
         tokens = tokens if tokens.dtype.name in TABLES else floats(tokens)
-        positions, rotation = (None if table is None else floats(table) for table in (positions, rotation))
-        self.tables = tokens, positions, rotation
+        positions = None if positions is None else floats(positions)
+        self.tables = [tokens, positions]
         self.width, self.vocabulary = side.width, linear.outputs if linear else 0
         self.linears: list[NativeLinear] = []  # of the layers
         attention, embedding, listed = side.attention, side.embedding, integers(ends)
@@ -231,10 +229,9 @@ class Stack(Handle):
             head_width=side.head_width,
             activation=ACTIVATIONS[side.feed_forward.activation],
             norms=NORMS[side.norms],
+            merged=attention.merged,
             scale=attention.scale or 0,
             cap=attention.cap or 0,
-            rotation=address(rotation),
-            turned=0 if rotation is None else len(rotation),
             tokens=address(tokens),
             kind=TABLES[tokens.dtype.name],
             embedding_scale=embedding.scale,
@@ -260,13 +257,23 @@ class Stack(Handle):
         linears: Mapping[str, NativeLinear],
         norms: Mapping[str, Norm],
         relative: np.ndarray | None,
+        rotation: np.ndarray | None,
+        local: Local | None,
         entries: int,
     ) -> None:
         """Append a layer, its parts by their names in `LayerCall`: of ``linears`` qkv has query, key and value in one.
-        ``relative`` (H, 2 R + 1) is the bias of scores by distance. ``entries``: the layer of the caches that it reads and
-        writes."""
+        ``relative`` (H, 2 R + 1) is the bias of scores by distance, ``rotation`` (P, K) the rotary positions. ``entries``: the
+        layer of the caches that it reads and writes."""
         self.linears += linears.values()
-        call = self.library.structs["LayerCall"](entries=entries, **{name: linear.pointer for name, linear in linears.items()})
+        self.tables.append(rotation)
+        call = self.library.structs["LayerCall"](
+            rotation=address(rotation),
+            turned=0 if rotation is None else len(rotation),
+            before=local.before if local else 0,
+            after=local.after if local else 0,
+            entries=entries,
+            **{name: linear.pointer for name, linear in linears.items()},
+        )
         for name, norm in norms.items():
             set_norm(getattr(call, name), norm)
         if relative is not None:

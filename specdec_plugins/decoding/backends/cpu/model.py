@@ -196,7 +196,8 @@ class CpuModel:
         side = self.spec.decoder
         self.layers, self.entry = side.layers, 2 * side.key_width
         self.width: int = side.width
-        memory = [f"decoder.layers.{layer}.encoder_attn.{part}_proj" for layer in range(side.layers) for part in "kv"]
+        reader = "self_attn" if side.attention.merged else "encoder_attn"
+        memory = [f"decoder.layers.{layer}.{reader}.{part}_proj" for layer in range(side.layers) for part in "kv"]
         self.memory = weights.linear(*memory) if memory and not weights.hosts else None  # (L 2 G K, D)
         self.sources = Embeddings(weights, "encoder")
         self.source_vocabulary, self.target_vocabulary = len(self.sources.tokens), len(weights("decoder.embed_tokens.weight"))

@@ -88,26 +88,27 @@ class Weights:
     def stack(self, name: str, last: Norm | None, output: Projection = NO_LOGITS) -> Stack:
         """The side ``name``, with its ``last`` norm."""
         side: SideSpec = getattr(self.spec, name)
-        rotary, placed, cross = side.attention.rotary, side.embedding.offset is not None, name == "decoder"
+        placed, decodes = side.embedding.offset is not None, name == "decoder"
         stack = Stack(
             self.engine,
             side,
             self(f"{name}.embed_tokens.weight"),
             self(f"{name}.embed_positions.weight") if placed else None,
-            rotation=rotations(side.max_positions, side.head_width, rotary.theta) if rotary else None,
-            zero_start=cross and self.spec.zero_start,
+            zero_start=decodes and self.spec.zero_start,
             embedding_norm=self.norm(f"{name}.layernorm_embedding", side.norm) if side.embedding.norm else None,
             last_norm=last,
             output=output,
         )
-        entries = spread(side.layers, self.hosts) if self.hosts and cross else range(side.layers)
+        entries = spread(side.layers, self.hosts) if self.hosts and decodes else range(side.layers)
         for index, place in enumerate(entries):
-            self._add_layer(stack, f"{name}.layers.{index}", side, cross, place)
+            self._add_layer(stack, name, index, side, place)
         mapped.unload()
         return stack
 
-    def _add_layer(self, stack: Stack, name: str, side: SideSpec, cross: bool, entries: int) -> None:
+    def _add_layer(self, stack: Stack, side_name: str, index: int, side: SideSpec, entries: int) -> None:
+        name, decodes = f"{side_name}.layers.{index}", side_name == "decoder"
         spec, own, source = side.attention, f"{name}.self_attn", f"{name}.encoder_attn"
+        cross = decodes and not spec.merged
         linears = {
             "qkv": self.linear(*(f"{own}.{part}_proj" for part in "qkv")),
             "out": self.linear(f"{own}.out_proj"),
@@ -125,14 +126,17 @@ class Weights:
             norms |= {f"{prefix}after_norm": self.norm(f"{part}_after_norm", side.norm) for prefix, part in around.items()}
         if spec.head_norm:
             turned = {"query": f"{own}.q", "key": f"{own}.k"} | ({"cross_query": f"{source}.q"} if cross else {})
-            if cross and not self.hosts:
-                turned["cross_key"] = f"{source}.k"
+            if decodes and not self.hosts:
+                turned["cross_key"] = f"{source if cross else own}.k"
             norms |= {f"{role}_norm": self.norm(f"{part}_norm", spec.head_norm) for role, part in turned.items()}
         relative = None
         if spec.relative is not None:  # (H, 2 R + 1) by the key's distance ahead
-            numbers = buckets(spec.relative.buckets, spec.relative.distance, not cross)
+            numbers = buckets(spec.relative.buckets, spec.relative.distance, not decodes)
             relative = floats(self(f"{own}.relative.weight"))[list(numbers)].T
-        stack.add_layer(linears, norms, relative, entries)
+        rotary, rotation = side.rotary_at(index), None
+        if rotary is not None:
+            rotation = floats(rotations(side.max_positions, side.head_width, rotary.theta, rotary.factor))
+        stack.add_layer(linears, norms, relative, rotation, side.local_at(index), entries)
 
 
 def joined(some: Sequence[np.ndarray]) -> np.ndarray:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec_plugins.decoding.backends.torch.arrays import tensor
+from specdec_plugins.decoding.backends.torch.state import hide
 from specdec_plugins.decoding.backends.torch.weights import Norm, Weights
 from specdec_plugins.formats.positions import buckets, rotations
 from specdec_plugins.model import spec as parts
@@ -30,27 +31,43 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Attention:
-    """softmax(cap(scale q k) + bias + mask) v, by head."""
+    """softmax(cap(scale q k) + bias + mask) v, by head; with ``local`` over the keys within its window."""
 
     heads: int  # H
     key_heads: int  # G
     scale: float | None = None  # None: 1 / sqrt(K)
     cap: float | None = None
     relative: Tensor | None = None  # (H, 2 R + 1): a bias of scores, by the key's distance ahead from -R to R
+    local: parts.Local | None = None
 
-    def __call__(self, queries: Tensor, entries: Tensor, mask: Tensor | None, ahead: Tensor | None = None) -> Tensor:
+    @property
+    def by_distance(self) -> bool:
+        """Whether scores depend on the distances of positions."""
+        return self.relative is not None or self.local is not None
+
+    def __call__(
+        self, queries: Tensor, entries: Tensor, mask: Tensor | None, ahead: Tensor | None = None, more: "Memory | None" = None
+    ) -> Tensor:
         """(B, Q, H K) for queries (B, Q, H K) and entries (B, T, 2 G K). ``mask`` is added to scores, (B, 1, Q, T); ``ahead``
-        (B, Q, T), with a relative bias, are the distances of the keys' positions from the queries'."""
+        (B, Q, T), if `by_distance`, are the distances of the keys' positions from the queries'. Merged attention sees ``more``
+        entries."""
+        mask = self.biased(mask, ahead, entries.dtype)
+        if more is not None:
+            entries, mask = merged(more, entries, mask, queries.size(1))
         q, k, v = self.by_head(queries, entries)
-        mask = self.biased(mask, ahead)
         if self.cap is None:
             mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
         else:
             mixed = self.weights(q, k, mask) @ v
         return mixed.transpose(1, 2).reshape(queries.shape)
 
-    def weighed(self, queries: Tensor, entries: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Without a bias, the same and its weights (B, H, Q, T), reading the keys once."""
+    def weighed(
+        self, queries: Tensor, entries: Tensor, mask: Tensor | None, ahead: Tensor | None = None, more: "Memory | None" = None
+    ) -> tuple[Tensor, Tensor]:
+        """The same and its weights (B, H, Q, T), with ``more`` entries (B, H, Q, S + T), reading the keys once."""
+        mask = self.biased(mask, ahead, entries.dtype)
+        if more is not None:
+            entries, mask = merged(more, entries, mask, queries.size(1))
         q, k, v = self.by_head(queries, entries)
         weights = self.weights(q, k, mask)
         return (weights @ v).transpose(1, 2).reshape(queries.shape), weights
@@ -70,14 +87,35 @@ class Attention:
             k, v = (each.repeat_interleave(self.heads // self.key_heads, 1) for each in (k, v))
         return q, k, v
 
-    def biased(self, mask: Tensor | None, ahead: Tensor | None) -> Tensor | None:
-        """(B, H, Q, T) the mask with the relative bias, or the mask."""
+    def biased(self, mask: Tensor | None, ahead: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """(B, H or 1, Q, T) the mask with the relative bias and the window, or the mask."""
+        if not self.by_distance:
+            return mask
+        assert ahead is not None, "distances"
+        if self.local is not None:
+            outside = hide((ahead <= -self.local.before) | (ahead > self.local.after), dtype)[:, None]
+            mask = outside if mask is None else outside + mask
+            # Padding may see nothing in its window, and a softmax over nothing is NaN, which others multiply by 0.
+            mask = mask.masked_fill(mask.isneginf().all(3, keepdim=True), 0)
         if self.relative is None:
             return mask
-        assert ahead is not None, "distances for a relative bias"
         most = self.relative.size(1) // 2
         bias = self.relative[:, ahead.clamp(-most, most) + most].transpose(0, 1)
         return bias if mask is None else bias + mask
+
+
+Memory = tuple[Tensor, Tensor | None]  # entries of the source (B, S, 2 G K), and a mask (B, 1, 1, S) to add to scores
+
+
+def merged(source: Memory, entries: Tensor, mask: Tensor | None, queries: int) -> tuple[Tensor, Tensor | None]:
+    """(B, S + T, 2 G K) entries of a source before others (B, T, 2 G K), and the mask (B, 1, Q, S + T) of both."""
+    memory, hidden = source
+    both = torch.cat([memory.to(entries), entries], 1)
+    if mask is None and hidden is None:
+        return both, None
+    parts = (hidden, memory.size(1)), (mask, entries.size(1))
+    zero = entries.new_zeros(())
+    return both, torch.cat([(zero if part is None else part).expand(len(both), 1, queries, size) for part, size in parts], 3)
 
 
 def capped(x: Tensor, cap: float | None) -> Tensor:
@@ -177,14 +215,17 @@ class Context:
 
 
 class Layer:
-    """A Transformer layer. ``entries`` is the layer of the caches that it reads and writes."""
+    """Layer ``index`` of a side. ``entries`` is the layer of the caches that it reads and writes."""
 
-    def __init__(self, weights: Weights, name: str, side: SideSpec, cross: bool, entries: int, rotation: Tensor | None):
+    def __init__(self, weights: Weights, side_name: str, index: int, side: SideSpec, entries: int, rotation: Tensor | None):
+        name, decodes = f"{side_name}.layers.{index}", side_name == "decoder"
         spec, own, source = side.attention, f"{name}.self_attn", f"{name}.encoder_attn"
+        self.merged, cross = spec.merged, decodes and not spec.merged
         self.entries, self.queries, self.width = entries, side.query_width, side.head_width
         self.activation = ACTIVATIONS[side.feed_forward.activation]
         heads = Attention(spec.heads, side.key_heads, spec.scale, spec.cap)
-        self.attention, self.cross = replace(heads, relative=relative(weights, own, spec.relative, not cross)), heads
+        self.attention, self.cross = replace(heads, relative=relative(weights, own, spec.relative, not decodes)), heads
+        self.attention = replace(self.attention, local=side.local_at(index))
         self.turns = [turn(weights, f"{own}.{part}_norm", spec.head_norm, rotation) for part in "qk"]
         self.qkv = weights.linear(*(f"{own}.{part}_proj" for part in "qkv"))
         self.out = weights.linear(f"{own}.out_proj")
@@ -209,8 +250,8 @@ class Layer:
         if keep is not None:
             x, queries = x[keep], queries[keep]
         x = self.around.leave(x, self.out(context.own(self, queries, entries)))
-        if context.source is not None:
-            assert self.cross_query and self.cross_out and self.cross_around, "a decoder's layer"
+        if self.cross_query is not None:
+            assert context.source and self.cross_out and self.cross_around, "a decoder's layer"
             queries = self.cross_query(self.cross_around.enter(x))
             queries = queries if self.cross_turn is None else self.cross_turn(queries, self.width)
             x = self.cross_around.leave(x, self.cross_out(context.source(self, queries)))
@@ -251,10 +292,13 @@ def turn(weights: Weights, name: str, spec: parts.Norm | None, rotation: Tensor 
     return Turn(None if spec is None else weights.norm(name, spec), rotation)
 
 
-def rotation_of(side: SideSpec, like: Tensor) -> Tensor | None:
-    """(P, K) the rotary positions of a side."""
-    spec = side.attention.rotary
-    return None if spec is None else tensor(rotations(side.max_positions, side.head_width, spec.theta)).to(like)
+def rotations_of(side: SideSpec, like: Tensor) -> list[Tensor | None]:
+    """(P, K) the rotary positions of each layer of a side."""
+    tables: dict[parts.Rotary | None, Tensor | None] = {None: None}
+    for spec in map(side.rotary_at, range(side.layers)):
+        if spec is not None and spec not in tables:
+            tables[spec] = tensor(rotations(side.max_positions, side.head_width, spec.theta, spec.factor)).to(like)
+    return [tables[side.rotary_at(layer)] for layer in range(side.layers)]
 
 
 def whole(
@@ -272,8 +316,9 @@ def whole(
 
     def own(layer: Layer, queries: Tensor, entries: Tensor) -> Tensor:
         known = entries if cached is None else torch.cat([cached[layer.entries].to(entries), entries], 1)
-        ahead = None if layer.attention.relative is None else seen[:, None] - places[..., None]
-        return layer.attention(queries, known, mask, ahead)
+        ahead = seen[:, None] - places[..., None] if layer.attention.by_distance else None
+        more = (sources[layer.entries], hidden) if sources is not None and layer.merged else None
+        return layer.attention(queries, known, mask, ahead, more)
 
     def source(layer: Layer, queries: Tensor) -> Tensor:
         assert sources is not None

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from specdec_plugins.decoding.backends import Reading
 from specdec_plugins.decoding.backends.state import Sources
 from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Executor, Results
-from specdec_plugins.decoding.backends.torch.layers import Attention, Context, Layer, through, whole
+from specdec_plugins.decoding.backends.torch.layers import Attention, Context, Layer, Memory, through, whole
 from specdec_plugins.decoding.backends.torch.passes import Choosing, TorchPass
 from specdec_plugins.decoding.backends.torch.state import DenseState, KVCache, hide, span
 from specdec_plugins.decoding.backends.torch.tensors import pad_rows, prefix_tokens, send, source_tokens
@@ -43,6 +43,43 @@ class Extent(NamedTuple):
     near: tuple[int, int] | None  # (sinks, window) of the target, if not all is read
     want: Want
     shared: bool  # whether rows share sources, which are then gathered
+
+
+Inputs = tuple[Any, ...]  # of `Attention`
+
+
+class SourceAttention:
+    """A pass's attention to its sources, and its ``weights`` (R, Q, S) by layer, of the last (R, W, S), if they are wanted."""
+
+    def __init__(self, cache: KVCache, extent: Extent, lengths: Tensor, owners: Tensor, listed: Tensor | None):
+        """Sources of ``lengths`` (R, 1) in the slots ``owners`` (R, 1); ``listed`` (R, N) are the positions to read."""
+        self.cache, self.extent, self.owners, self.listed = cache, extent, owners, listed
+        self.weights: list[Tensor] = []
+        past = None
+        if listed is not None:
+            past, self.listed = listed >= lengths, listed.clamp(max=extent.read - 1)
+        elif not extent.even:
+            past = torch.arange(extent.read, device=lengths.device) >= lengths
+        self.padded = None if past is None else hide(past, cache.data.dtype)[:, None, None]  # (R, 1, 1, S)
+
+    def memory(self, layer: Layer) -> Memory:
+        cache, read = self.cache, self.extent.read
+        if self.listed is not None:
+            return cache.gather(layer.entries, self.owners, self.listed), self.padded
+        if self.extent.shared:
+            return cache.pick(layer.entries, self.owners[:, 0], read), self.padded
+        return cache.read(layer.entries, len(self.owners), read), self.padded
+
+    def __call__(self, layer: Layer, attention: Attention, inputs: Inputs, keep: tuple[Tensor, Tensor] | None) -> Tensor:
+        """``keep``: the queries whose weights are wanted, if not all."""
+        want = self.extent.want
+        if not want.attention or (want.heads is not None and want.heads.layer != layer.entries):
+            return attention(*inputs)
+        mixed, weights = attention.weighed(*inputs)
+        chosen = weights if want.heads is None else torch.stack([weights[:, head] for head in want.heads.heads], 1)
+        total = chosen.sum(1)[..., : self.extent.read]
+        self.weights.append(total if keep is None else total[keep])
+        return mixed
 
 
 class TorchModel:
@@ -177,7 +214,7 @@ class TorchModel:
         ``guesses`` (R, K) follow the tokens; tokens index ``vectors`` (N, D); ``family`` (R, Q, Q) bool says which tokens of a
         tree see which; ``listed`` (R, N) are the source positions to read.
         """
-        seen, read, near = extent.seen, extent.read, extent.near
+        seen, near = extent.seen, extent.near
         decoder, device, rows = self.transformer.decoder, table.device, len(table)
         start, first, lengths, owners, tokens = table.tensor_split((1, 2, 3, 4), 1)  # (R, 1) four times, (R, Q)
         if guesses is not None:
@@ -187,47 +224,34 @@ class TorchModel:
         slots = torch.arange(rows, device=device)[:, None]  # (R, 1); not kept: a recording must own what it works on
         positions, nearest, hidden = visibility(places, seen, near, family, extent.alone)
         mask = None if hidden is None else hide(hidden, cache.data.dtype)[:, None]  # (R, 1, Q, T)
-        ahead = distances(places, positions, seen, nearest) if decoder.relative else None
-        padded = keep = None
-        if listed is not None:
-            padded, listed = hide(listed >= lengths, cache.data.dtype)[:, None, None], listed.clamp(max=read - 1)
-        elif not extent.even:
-            padded = hide(torch.arange(read, device=device) >= lengths, cache.data.dtype)[:, None, None]  # (R, 1, 1, S)
+        ahead = distances(places, positions, seen, nearest) if decoder.by_distance else None
+        keep = None
         if extent.chosen:
             wanted = (first + torch.arange(extent.results, device=device)).clamp_(max=width - 1)  # (R, W)
             keep = slots, wanted
 
-        weights: list[Tensor] = []  # (R, Q, S) each, of the last layer (R, W, S)
-        heads = extent.want.heads
+        heads, looks = extent.want.heads, SourceAttention(sources, extent, lengths, owners, listed)
         last = decoder.layers[-1] if decoder.layers else None  # heads on hidden states have no layers
 
         def own(layer: Layer, queries: Tensor, entries: Tensor) -> Tensor:
             cache.write(layer.entries, slots, places, entries)
             known = cache.read(layer.entries, rows, seen) if nearest is None else cache.gather(layer.entries, slots, nearest)
-            if keep is None or layer is not last:
-                return layer.attention(queries, known, mask, ahead)
-            visible = None if mask is None else mask[:, 0][keep][:, None]  # (R, 1, W, T)
-            return layer.attention(queries, known, visible, None if ahead is None else ahead[keep])
+            inputs: Inputs = queries, known, mask, ahead
+            if keep is not None and layer is last:
+                visible = None if mask is None else mask[:, 0][keep][:, None]  # (R, 1, W, T)
+                inputs = queries, known, visible, None if ahead is None else ahead[keep]
+            if not layer.merged:
+                return layer.attention(*inputs)
+            return looks(layer, layer.attention, (*inputs, looks.memory(layer)), None if layer is last else keep)
 
         def source(layer: Layer, queries: Tensor) -> Tensor:
-            index = layer.entries
-            if listed is not None:
-                known = sources.gather(index, owners, listed)
-            else:
-                known = sources.pick(index, owners[:, 0], read) if extent.shared else sources.read(index, rows, read)
-            if not extent.want.attention or (heads is not None and heads.layer != index):
-                return layer.cross(queries, known, padded)
-            mixed, weight = layer.cross.weighed(queries, known, padded)
-            chosen = weight if heads is None else torch.stack([weight[:, head] for head in heads.heads], 1)
-            total = chosen.sum(1)  # (R, Q, S), of the last layer (R, W, S)
-            weights.append(total if keep is None or layer is last else total[keep])
-            return mixed
+            return looks(layer, layer.cross, (queries, *looks.memory(layer)), None if layer is last else keep)
 
         x = decoder.embedding(tokens, positions, vectors)
         layers = decoder.layers if extent.want.logits or heads is None else decoder.layers[: heads.layer + 1]
         x = through(layers, x, Context(positions, own, source), keep, last=last)
         results = self._results(x, extent.want) if extent.want.logits else {}
-        return {**results, "attention": torch.stack(weights).sum(0)} if weights else results
+        return {**results, "attention": torch.stack(looks.weights).sum(0)} if looks.weights else results
 
     def _results(self, x: Tensor, want: Want = LOGITS) -> Results:
         """For the last layer's output (..., D)."""

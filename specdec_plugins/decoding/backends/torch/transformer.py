@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.torch.layers import Embedding, Layer, capped, ended, rotation_of, through, turn, whole
+from specdec_plugins.decoding.backends.torch.layers import Embedding, Layer, capped, ended, rotations_of, through, turn, whole
 from specdec_plugins.decoding.backends.torch.state import hide
 from specdec_plugins.decoding.backends.torch.tensors import send, source_tokens
 from specdec_plugins.decoding.backends.torch.weights import Weights
@@ -40,9 +40,8 @@ class Encoder:
     def __init__(self, weights: Weights, spec: ModelSpec):
         self.side = side = spec.encoder
         self.embedding = Embedding(weights, "encoder", side)
-        self.rotation = rotation_of(side, self.embedding.tokens)
-        names = [f"encoder.layers.{index}" for index in range(side.layers)]
-        self.layers = [Layer(weights, name, side, False, index, self.rotation) for index, name in enumerate(names)]
+        rotations = rotations_of(side, self.embedding.tokens)
+        self.layers = [Layer(weights, "encoder", index, side, index, each) for index, each in enumerate(rotations)]
         self.norm = weights.norm("encoder.layer_norm", side.norm) if side.final_norm else None
 
     def __call__(self, source: Source) -> Tensor:
@@ -80,11 +79,13 @@ class Decoder:
         layers, evenly spread."""
         self.side = side = spec.decoder
         self.embedding = Embedding(weights, "decoder", side, spec.zero_start)
-        self.rotation = rotation_of(side, self.embedding.tokens)
-        names = [f"decoder.layers.{index}" for index in range(side.layers)]
+        rotations = rotations_of(side, self.embedding.tokens)
         entries = spread(side.layers, hosts) if hosts else range(side.layers)
-        self.layers = [Layer(weights, name, side, True, at, self.rotation) for name, at in zip(names, entries)]
-        sources = [] if hosts else [f"{name}.encoder_attn" for name in names]
+        self.layers = [
+            Layer(weights, "decoder", index, side, at, each) for index, (at, each) in enumerate(zip(entries, rotations))
+        ]
+        part = "self_attn" if side.attention.merged else "encoder_attn"
+        sources = [] if hosts else [f"decoder.layers.{index}.{part}" for index in range(side.layers)]
         memory = [f"{name}.{part}_proj" for name in sources for part in "kv"]
         self.memory = weights.linear(*memory) if memory else None  # (L 2 G K, D)
         self.memory_turns = [turn(weights, f"{name}.k_norm", side.attention.head_norm, None) for name in sources]
@@ -111,9 +112,9 @@ class Decoder:
         return self.side.width
 
     @property
-    def relative(self) -> bool:
+    def by_distance(self) -> bool:
         """Whether passes need the distances of positions."""
-        return self.side.attention.relative is not None
+        return any(layer.attention.by_distance for layer in self.layers)
 
     def remember(self, encoded: Tensor) -> list[Tensor]:
         """The keys and values (B, S, 2 G K) of cross-attention, by layer, for the encoder's output (B, S, D)."""

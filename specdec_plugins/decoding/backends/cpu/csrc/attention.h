@@ -50,11 +50,14 @@ struct Query {
     float* mass = nullptr;  // its weights, summed over heads, at each position up to the end, in whole blocks; NULL: not wanted
     bool added = false;     // to what is there
     uint64_t heads = ~0ull;  // those that `mass` sums, a bit for each of the first 64; ~0: all
+    const float* memory = nullptr;  // merged attention: entries that it sees as well, of a source, to which `mass` refers; NULL: none
+    Seen source{};                  // of these
 
-    // Of `attend`.
+    // Of `attend`. The blocks of the source come first: queries of a sentence have them in common.
     Block* blocks = nullptr;
     float *weights = nullptr, *norms = nullptr;  // (heads, count, W) and (heads,)
     int count = 0, next = 0;                     // blocks; the first one that is not computed yet
+    int massed = 0;                              // blocks that `mass` has
 };
 
 // Positions whose entries are taken at a time: what is read of them stays in a first- or second-level cache until all queries
@@ -225,7 +228,7 @@ inline void soften(const Query& query, int heads) {
         }
         query.norms[head] = 1 / sum(total);
     }
-    for (int b = 0; query.mass && b < count; ++b) {
+    for (int b = 0; query.mass && b < query.massed; ++b) {
         float* to = query.mass + query.blocks[b].first;
         Floats total = query.added ? load(to) : Floats(0);
         for (int head = 0; head < heads; ++head)
@@ -244,13 +247,24 @@ __attribute__((noinline)) void attend(Query* queries, int number, const float* e
     for (int q = 0; q < number; ++q) {
         Query& query = queries[q];
         query.blocks = reinterpret_cast<Block*>(scratch);
-        query.count = blocks_of(query.seen, entries, stride, query.blocks);
+        query.massed = query.memory ? blocks_of(query.source, query.memory, stride, query.blocks) : 0;
+        Block* own = query.blocks + query.massed;
+        const int count = blocks_of(query.seen, entries, stride, own);
+        query.count = query.massed + count;
         query.weights = reinterpret_cast<float*>(query.blocks + query.count);
         query.norms = query.weights + heads * query.count * W;
         if (query.seen.path)
-            collect(query.seen, entries, stride, 2 * shape.keys(), query.blocks, query.count, query.norms + heads);
+            collect(query.seen, entries, stride, 2 * shape.keys(), own, count, query.norms + heads);
         const int64_t path = query.seen.path ? query.seen.to - query.seen.branch : 0;
-        scratch += attention_scratch(heads, query.seen.end(), path, stride);
+        int64_t end = query.seen.end();
+        if (query.memory) {  // its own positions follow the source's
+            const int64_t first = blocks_up_to(query.source.end()) * W;
+            for (int b = 0; b < count; ++b) own[b].first += int32_t(first);
+            end += first;
+        } else {
+            query.massed = count;
+        }
+        scratch += attention_scratch(heads, end, path, stride);
     }
     in_turn(queries, number, stride, [&](const Query* group, auto n, int first, int end) {
         constexpr int N = decltype(n)::value;

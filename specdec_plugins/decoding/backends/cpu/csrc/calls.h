@@ -27,10 +27,8 @@ SHARED_STRUCT(NormCall,
 // An encoder or decoder without layers yet: see `SideSpec`. Positions from `last` on use row `last` of `positions`; where there is
 // no table, tokens are not placed.
 SHARED_STRUCT(StackCall,
-    int64_t width, heads, key_heads, head_width, activation, norms;  // D, H, G, K
+    int64_t width, heads, key_heads, head_width, activation, norms, merged;  // D, H, G, K; see `Attention` for `merged`
     double scale, cap;             // of attention scores; 0: 1 / sqrt(K), and no cap
-    const float* rotation;         // (turned, K) cosines, then sines; NULL: no rotary positions
-    int64_t turned;
     const void* tokens;            // (V, D), of a `Table` kind
     int64_t kind;
     double embedding_scale;
@@ -44,14 +42,15 @@ SHARED_STRUCT(StackCall,
     const int64_t* ends;              // tokens that end an output, eos first; NULL: eos alone
     int64_t ends_count;
 )
-// Cross-attention is missing in an encoder. A layer reads and writes layer `entries` of the caches.
+// Cross-attention is missing in an encoder, and where it is merged. A layer reads and writes layer `entries` of the caches.
 SHARED_STRUCT(LayerCall,
     const Linear *qkv, *out, *cross_query, *cross_out, *fc1, *fc2;
     const Linear* gate;  // of a gated feed-forward layer
     NormCall norm, after_norm, cross_norm, cross_after_norm, final_norm, final_after_norm;
     NormCall query_norm, key_norm, cross_query_norm, cross_key_norm;  // of each head
     const float* relative;  // (H, 2 reach + 1) the bias of scores by a key's distance ahead, from -reach
-    int64_t reach, entries;
+    const float* rotation;  // (turned, K) cosines, then sines; NULL: no rotary positions
+    int64_t reach, turned, before, after, entries;  // a token attends to `before` positions up to its own; 0: to all
 )
 
 // ---- passes

@@ -47,7 +47,7 @@ class Forward {
         if (stack.norms == BOTH) grow(results, size);
         int64_t longest = 0, path = 0;
         for (const Row& row : rows) {
-            longest = std::max({longest, row.visible.end(), row.source.end()});
+            longest = std::max({longest, row.visible.end() + (stack.merged ? blocks_up_to(row.source.end()) * W : 0), row.source.end()});
             if (row.visible.path) path = std::max(path, row.visible.to - row.visible.branch);
         }
         attention.resize(team.size);
@@ -207,12 +207,12 @@ class Forward {
     float* query(int row) { return &queries[size_t(row) * stack.queries()]; }
 
     // The norm of each head, and its rotation to a position, of queries or keys; a position of -1 does not turn.
-    void turn(float* vector, int count, const Norm& norm, int64_t position) const {
+    void turn(float* vector, int count, const Norm& norm, const Layer& layer, int64_t position) const {
         const int size = stack.size, half = size / 2;
         for (float* head = vector; head < vector + count * size; head += size) {
             if (!norm.empty()) norm(head, head);
-            if (!stack.rotation || position < 0) continue;
-            const float *cosine = stack.rotation + std::min(position, stack.turned - 1) * size, *sine = cosine + half;
+            if (!layer.rotation || position < 0) continue;
+            const float *cosine = layer.rotation + std::min(position, layer.turned - 1) * size, *sine = cosine + half;
             for (int i = 0; i < half; ++i) {
                 const float first = head[i], second = head[half + i];
                 head[i] = first * cosine[i] - second * sine[i], head[half + i] = second * cosine[i] + first * sine[i];
@@ -222,18 +222,24 @@ class Forward {
 
     // Attention of the queries over the cache or the memory, as the input of the product `next`.
     void attend_rows(const Linear& next, const Entries& entries, int index, bool source, Part& part) {
-        const float* data = entries.data + stack.layers[index].entries * entries.layer;
-        const HeadShape shape = stack.shape(source ? nullptr : &stack.layers[index]);
+        const Layer& layer = stack.layers[index];
+        const bool merged = stack.merged && !source;
+        const float* data = entries.data + layer.entries * entries.layer;
+        const HeadShape shape = stack.shape(source ? nullptr : &layer);
         const auto slot = [&](int row) { return source ? rows[row].source_slot : rows[row].slot; };
         for (int first = part.rows.from, end; first < part.rows.to; first = end) {
             for (end = first; end < part.rows.to && end - first < MOST_QUERIES && slot(end) == slot(first); ++end) {
                 const Row& what = rows[end];
-                float* mass = source && what.wanted ? pass.masses.of(what.target, index) : nullptr;
-                part.together[end - first] = {query(end), source ? what.source : what.visible,
-                                              &mixed.values[size_t(end) * stack.queries()], what.position, mass,
-                                              index > 0 && pass.masses.layer < 0, pass.masses.heads};
+                float* mass = (source || merged) && what.wanted ? pass.masses.of(what.target, index) : nullptr;
+                Query& query = part.together[end - first];
+                query = {this->query(end), source ? what.source : layer.within(what.visible, what.position),
+                         &mixed.values[size_t(end) * stack.queries()], what.position, mass,
+                         index > 0 && pass.masses.layer < 0, pass.masses.heads};
+                if (!merged) continue;
+                query.memory = pass.memory.data + layer.entries * pass.memory.layer + what.source_slot * pass.memory.slot;
+                query.source = what.source;
             }
-            const float* next = end < part.rows.to ? data + slot(end) * entries.slot : nullptr;
+            const float* next = end < part.rows.to && !merged ? data + slot(end) * entries.slot : nullptr;
             attend(part.together, end - first, data + slot(first) * entries.slot, stack.entry(), shape,
                    attention[part.member].data(), next);
         }
@@ -256,10 +262,10 @@ class Forward {
         };
         product(*layer.qkv, input, part, place, keep);
         sync();
-        if (stack.rotation || !layer.query.empty()) {
+        if (layer.rotation || !layer.query.empty()) {
             each_row(part, [&](int row) {
-                turn(query(row), stack.heads, layer.query, rows[row].position);
-                turn(entry(row), stack.key_heads, layer.key, rows[row].position);
+                turn(query(row), stack.heads, layer.query, layer, rows[row].position);
+                turn(entry(row), stack.key_heads, layer.key, layer, rows[row].position);
             });
             sync();
         }
@@ -271,7 +277,7 @@ class Forward {
             product(*layer.cross_query, input, part, [&](int row, int column) { return query(row) + column; }, keep);
             sync();
             if (!layer.cross_query_norm.empty())
-                each_row(part, [&](int row) { turn(query(row), stack.heads, layer.cross_query_norm, -1); });
+                each_row(part, [&](int row) { turn(query(row), stack.heads, layer.cross_query_norm, layer, -1); });
             attend_rows(*layer.cross_out, pass.memory, index, true, part);
             residual(*layer.cross_out, mixed, layer.cross, part);
         }

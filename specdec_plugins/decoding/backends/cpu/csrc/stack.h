@@ -55,7 +55,9 @@ struct Layer {
     Norm query, key, cross_query_norm, cross_key;  // of each head
     std::vector<float> relative;                   // see `HeadShape`
     int reach;
-    int64_t entries;  // the layer of the caches that it reads and writes
+    const float* rotation;
+    int64_t turned, before, after;  // see `LayerCall`
+    int64_t entries;                // the layer of the caches that it reads and writes
 
     Layer(const LayerCall& call, int width, int head_width, int heads)
         : qkv(call.qkv), out(call.out), cross_query(call.cross_query), cross_out(call.cross_out), fc1(call.fc1), fc2(call.fc2),
@@ -63,10 +65,19 @@ struct Layer {
           cross{{call.cross_norm, width}, {call.cross_after_norm, width}},
           final{{call.final_norm, width}, {call.final_after_norm, width}}, query(call.query_norm, head_width),
           key(call.key_norm, head_width), cross_query_norm(call.cross_query_norm, head_width),
-          cross_key(call.cross_key_norm, head_width), reach(int(call.reach)), entries(call.entries) {
+          cross_key(call.cross_key_norm, head_width), reach(int(call.reach)), rotation(call.rotation), turned(call.turned),
+          before(call.before), after(call.after), entries(call.entries) {
         for (int head = 0; call.relative && head < heads; ++head)
             for (int ahead = -reach - W; ahead < reach + W; ++ahead)
                 relative.push_back(call.relative[head * (2 * reach + 1) + std::clamp(ahead, -reach, reach) + reach]);
+    }
+    // What a token at `position` attends to of what it could.
+    Seen within(Seen seen, int64_t position) const {
+        if (!before) return seen;
+        seen.to = std::min(seen.to, position + after + 1);
+        if (position < before) return seen;
+        seen.from = std::max(seen.from, position - before + 1), seen.sinks = 0;
+        return seen;
     }
 };
 
@@ -103,9 +114,8 @@ struct Stack {
     int width, heads, key_heads, size;  // D, H, G, K
     Activation activation;
     Norms norms;
+    bool merged;       // attention
     float scale, cap;  // of attention scores
-    const float* rotation;
-    int64_t turned;
     Embedding embedding;
     Norm last;                 // empty if there is none
     const Linear* projection;  // NULL in an encoder
@@ -118,9 +128,8 @@ struct Stack {
 
     explicit Stack(const StackCall& call)
         : width(int(call.width)), heads(int(call.heads)), key_heads(int(call.key_heads)), size(int(call.head_width)),
-          activation(Activation(call.activation)), norms(Norms(call.norms)),
+          activation(Activation(call.activation)), norms(Norms(call.norms)), merged(call.merged),
           scale(call.scale ? float(call.scale) : 1 / std::sqrt(float(call.head_width))), cap(float(call.cap)),
-          rotation(call.rotation), turned(call.turned),
           embedding{call.tokens, Table(call.kind), call.positions, float(call.embedding_scale), call.first, call.last,
                     bool(call.zero_start), {call.embedding_norm, int(call.width)}},
           last(call.last_norm, int(call.width)), projection(call.projection), gate(call.gate), basis(call.basis),
