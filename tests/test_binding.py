@@ -123,7 +123,7 @@ class Decoder:
         )
         for number, (linears, norms) in enumerate(self.layers):
             packed = dict(zip(LINEARS, (NativeLinear(*each, dtype) for each in linears)))
-            self.stack.add_layer(packed, dict(zip(NORMS, (norm_of(*each) for each in norms))), None, number)
+            self.stack.add_layer(packed, dict(zip(NORMS, (norm_of(*each) for each in norms))), None, None, None, number)
         self.cache = torch.full((LAYERS, SLOTS, ROOM, 2 * WIDTH), math.nan)
         self.entries = torch.full((LAYERS, SLOTS, ROOM, 2 * WIDTH), math.nan)
 
@@ -263,7 +263,7 @@ def test_activations_at_the_extremes(name, variant):  # noqa: F811
     weights = {"qkv": (torch.zeros(96, 32), None), "out": (none, None), "fc1": (none, x), "fc2": (unit, None)}
     linears = {part: NativeLinear(*each, "float32") for part, each in weights.items()}
     plain = norm_of(torch.ones(32), torch.zeros(32))
-    stack.add_layer(linears, {"norm": plain, "final_norm": plain}, None, 0)
+    stack.add_layer(linears, {"norm": plain, "final_norm": plain}, None, None, None, 0)
     lengths, tokens, output = integers([1]), integers([2]), torch.empty(1, 1, 32)
     stack.library.specdec_encode(engine.pointer, stack.pointer, 1, 1, start(lengths), start(tokens), output.data_ptr())
     torch.testing.assert_close(output[0, 0].double(), ACTIVATIONS[name](x.double()), rtol=3e-6, atol=3e-6)

@@ -57,6 +57,7 @@ UPWARDS = {  # and what else: modules that would not have to lie where they do
     ("formats", "decoding.backends.torch.arrays"): "weights of fairseq's checkpoints are tensors",
     ("decoding", "formats.spec"): "a spec and its tensors, whatever file they came from",
     ("decoding", "formats.arrays"): "tensors as arrays",
+    ("decoding", "formats.packed"): "panels as the kernels pack them",
     ("decoding", "formats.tensors"): "datastores are files of arrays",
     ("text", "formats.arrays"): "attention as arrays",
     ("decoding", "formats.positions"): "tables computed from a spec",

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from specdec_plugins.decoding.backends.torch.arrays import tensors as as_tensors
 from specdec_plugins.formats.arrays import array, arrays, equal
 from specdec_plugins.formats.checkpoint import Checkpoint
 from specdec_plugins.formats.fairseq import ACTIVATIONS, OFFSET, PAD
@@ -17,6 +16,8 @@ from specdec_plugins.model.spec import Attention, FeedForward, ModelSpec, Norm, 
 
 def checkpoint_of(model: Model) -> Checkpoint:
     """The checkpoint of ``--arch transformer`` for a model. Raises ValueError for what fairseq's Transformer does not compute."""
+    from specdec_plugins.decoding.backends.torch.arrays import tensors as as_tensors
+
     spec, tensors = model.spec, arrays({name: array(each) for name, each in model.tensors.items()})
     first, prenorm = spec.encoder, {side: side.norms == "before" for side in (spec.encoder, spec.decoder)}
     if faults := fairseq_faults(spec):
