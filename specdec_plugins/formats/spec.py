@@ -266,7 +266,7 @@ def fingerprint(model: Model) -> str:
 
     Leaves out sinusoidal tables, whether computed here or stored by a program that rounds them otherwise.
     """
-    if model.mark is not None:
+    if isinstance(model, Model) and model.mark is not None:
         return model.mark
     digest = hashlib.sha256()
     tables = sinusoidal_tables(model.spec)
