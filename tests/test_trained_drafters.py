@@ -263,7 +263,11 @@ def teach(network, batch, updates=40):
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [*product(OPTIONS, ("pre-norm", "post-norm")), *product(("glide", "small", "eagle", "block_causal"), FAMILIES)],
+    [
+        *product(OPTIONS, ("pre-norm", "post-norm")),
+        *product(["glide"], FAMILIES),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in product(("small", "eagle", "block_causal"), FAMILIES)),
+    ],
 )
 def test_training_teaches_what_decoding_uses(name, shape):
     """A batch can be memorised while the verifier stays frozen, and training and decoding agree on which drafted tokens are right

@@ -261,7 +261,7 @@ def symbol_faults(spec: ModelSpec, source_size: int, target_size: int) -> list[s
     return [f"{name} {token:,} is outside the vocabulary of {size:,} tokens" for name, token, size in faults if token >= size]
 
 
-def fingerprint(model: Model) -> str:
+def fingerprint(model: Model | DrafterModel) -> str:
     """The sha256 of a model's weights, rounded to float16 so that half-precision folders match their checkpoints.
 
     Leaves out sinusoidal tables, whether computed here or stored by a program that rounds them otherwise.
