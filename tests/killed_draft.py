@@ -58,7 +58,9 @@ def killed(arguments: list[str], wanted: tuple[str, int] | None, wait: float) ->
     if not child:
         os.close(reader)
         tell(writer)
-        os._exit(draft.main(arguments))
+        status = draft.main(arguments)
+        time.sleep(60 if wanted else 0)  # to be killed, even if the end came first
+        os._exit(status)
     os.close(writer)
     heard: list[tuple[str, int]] = []
     with os.fdopen(reader) as pipe:

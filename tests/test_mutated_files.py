@@ -258,8 +258,11 @@ def faults(source, tmp_path):
 
 def check_po(source, out, function, tmp_path):
     if which("msgfmt"):
-        known = faults(source, tmp_path)
-        assert all("do not both" in fault for fault in known) and len(faults(out, tmp_path)) == len(known)
+        known, lines = faults(source, tmp_path), source.split("\n")
+        for fault in known:  # what a message was before, in #| comments, is kept without a look
+            number = re.search(r":(\d+):", fault)
+            assert "do not both" in fault or (number and lines[int(number[1]) - 1].startswith("#|")), fault
+        assert len(faults(out, tmp_path)) == len(known)
     try:
         old, head, before = po_skeleton(source, tmp_path)
     except OSError:  # polib knows fewer kinds of comments
@@ -273,8 +276,8 @@ def check_po(source, out, function, tmp_path):
         elif one.msgstr_plural:
             wanted = [filled(text, function) for text in [one.msgid, *[one.msgid_plural] * (len(now) - 2)]]
             assert now[1:] == (wanted if all(wanted) else [""] * len(wanted))
-        else:
-            assert now == [filled(one.msgid, function)]
+        else:  # polib drops form feeds that are not escaped
+            assert now[0].replace("\f", "") == filled(one.msgid, function).replace("\f", "")
 
 
 class Events:
