@@ -137,6 +137,7 @@ def test_int4_is_measured_without_peers(text):
         CTranslate2(System("ctranslate2", "int4"), pair, Mix(1, 1), sources)
 
 
+@pytest.mark.long
 def test_a_shape_in_int4_says_what_it_reads(tmp_path):
     """Random weights of a small shape: peers are left out, and `ar` is set beside the memory's bandwidth."""
     found = run_python(

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import ROOT
-from support import long_but
 from test_draft import arguments, folder, load_tensors, sentences, text  # noqa: F401
 
 from specdec_plugins.commands import draft, drafting
@@ -21,24 +20,23 @@ from specdec_plugins.training.drafting import Training, load
 from specdec_plugins.translator import Translator
 
 UPDATES = "40"
-FEW = [("distil", 3), ("save", 2), ("evaluate", 1), ("publish", 1)]
-MANY = [("distil", 2), ("distil", 4), ("update", 1), ("save", 3), ("evaluate", 1), ("update", 6), ("save", 1)]
-MANY += [("evaluate", 2), ("measure", 1), ("write", 1)]
+MOMENTS = [("distil", 2), ("distil", 4), ("update", 1), ("save", 3), ("evaluate", 1), ("update", 6), ("save", 1)]
+MOMENTS += [("evaluate", 2), ("measure", 1), ("write", 1), ("publish", 1)]
 
 
-@pytest.mark.parametrize("moments", long_but([FEW, MANY], FEW))
-def test_killed_at_any_moment_it_loses_nothing(folder, text, tmp_path, monkeypatch, moments):  # noqa: F811
+@pytest.mark.long
+def test_killed_at_any_moment_it_loses_nothing(folder, text, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(costs, "ROUNDS", 1)
     monkeypatch.setattr(drafting, "EVALUATIONS", 1)
     whole, out = tmp_path / "whole", tmp_path / "out"
     assert draft.main(arguments(folder, text, whole, "--updates", UPDATES)) == 0
-    command = [sys.executable, f"{ROOT}/tests/killed_draft.py", json.dumps(moments)]
+    command = [sys.executable, f"{ROOT}/tests/killed_draft.py", json.dumps(MOMENTS)]
     command += arguments(folder, text, out, "--updates", UPDATES)
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     found = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500, check=False)
     assert found.returncode == 0, f"{found.stdout}\n{found.stderr[-2000:]}"
     ends = found.stdout.splitlines()
-    assert ends[-1] == f"the end 0 190 {UPDATES}" and sum(" killed " in line for line in ends) == len(moments), found.stdout
+    assert ends[-1] == f"the end 0 190 {UPDATES}" and sum(" killed " in line for line in ends) == len(MOMENTS), found.stdout
 
     lines, other = ((each / "training/pairs.jsonl").read_bytes() for each in (whole, out))
     assert lines == other

@@ -61,7 +61,7 @@ def assert_equal(lang, line):
         assert text is None or moses(lang).detokenize(output) == text, output
 
 
-COUNTS = [150, pytest.param(600, marks=pytest.mark.long)]  # sacremoses takes milliseconds for a line
+COUNTS = [60, pytest.param(600, marks=pytest.mark.long)]  # sacremoses takes milliseconds for a line
 
 
 @pytest.mark.parametrize("count", COUNTS)

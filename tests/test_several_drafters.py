@@ -38,7 +38,7 @@ def lines_of(model, count=None):
 
 
 @pytest.mark.parametrize("model", SHIPPED)
-@pytest.mark.parametrize("dtype", [*DTYPES, "float64"])
+@pytest.mark.parametrize("dtype", [*DTYPES, pytest.param("float64", marks=pytest.mark.long)])
 def test_outputs_with_each_drafter_are_plain_ones(model, dtype):
     lines = lines_of(model, 2 if dtype == "float64" else 8)
     pair = load_folder(DATA / model)
