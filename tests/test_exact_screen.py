@@ -20,7 +20,6 @@ from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.backends.cpu import weights
 from specdec_plugins.decoding.backends.cpu.binding import (
     DTYPES,
-    TILE,
     Engine,
     NativeLinear,
     Plane,
@@ -33,6 +32,7 @@ from specdec_plugins.decoding.backends.cpu.binding import (
 from specdec_plugins.decoding.backends.cpu.runner import Batch
 from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import Draft, Want
+from specdec_plugins.formats.packed import TILE
 
 pytestmark = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
 WIDTH, STATES, LONGEST, ALL = 64, 12, 4, 1 << 20  # ALL: more rows than any pass has

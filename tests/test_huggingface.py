@@ -756,12 +756,16 @@ def refused(original, folder, change, message):
     assert "\n" not in str(error.value) and len(str(error.value)) < 1500
 
 
+def saved(tmp_path_factory, *case):
+    """The folder of a small model."""
+    folder = tmp_path_factory.mktemp("model")
+    made(*case).save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def small_t5(tmp_path_factory):
-    """The folder of a small T5."""
-    folder = tmp_path_factory.mktemp("t5")
-    made("T5", {}, {}).save_pretrained(folder)
-    return folder
+    return saved(tmp_path_factory, "T5", {}, {})
 
 
 def renamed(old, new):
@@ -833,10 +837,7 @@ HOSTILE_GEMMA = [
 
 @pytest.fixture(scope="module")
 def small_gemma(tmp_path_factory):
-    """The folder of a small T5Gemma."""
-    folder = tmp_path_factory.mktemp("t5gemma")
-    made(*CASES["t5gemma"]).save_pretrained(folder)
-    return folder
+    return saved(tmp_path_factory, *CASES["t5gemma"])
 
 
 @pytest.mark.parametrize(("change", "message"), HOSTILE_GEMMA, ids=lambda value: value[:40] if isinstance(value, str) else "")

@@ -49,6 +49,7 @@ from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.values import Draft, Plan, Want, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
+from specdec_plugins.formats.packed import GROUP, TILE
 from specdec_plugins.model.spec import MAX_WIDTH
 
 pytestmark = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
@@ -100,7 +101,7 @@ def rounded(weight, dtype):
         scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
         return (weight / scale).round().double() * scale.double()
     if dtype == binding.GROUPS:
-        groups = weight.unflatten(1, (-1, binding.GROUP))  # (O, N, G)
+        groups = weight.unflatten(1, (-1, GROUP))  # (O, N, G)
         largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
         parts = [1 - torch.tensor(0.05) * (each // 2) for each in range(16)]
         scales = torch.stack([(largest * part / (7 if each % 2 else -8)).bfloat16().float() for each, part in enumerate(parts)])
@@ -141,8 +142,8 @@ def test_product(variant, dtype):
 @pytest.mark.parametrize("dtype", binding.MOST_INPUTS)
 def test_no_product_of_integers_wraps(variant, dtype):
     """The largest inputs times the largest weights of either sign; layers that could wrap are refused."""
-    most = binding.MOST_INPUTS[dtype] // binding.TILE * binding.TILE
-    signs = torch.tensor([1.0, -1.0]).repeat(binding.TILE // 2)
+    most = binding.MOST_INPUTS[dtype] // TILE * TILE
+    signs = torch.tensor([1.0, -1.0]).repeat(TILE // 2)
     weight, x = signs[:, None].repeat(1, most), torch.tensor([[1.0], [-1.0]]).repeat(1, most)
     linear, engine = binding.NativeLinear(weight, None, dtype), binding.Engine(1)
     expected = most * torch.stack([signs, -signs])
@@ -150,8 +151,8 @@ def test_no_product_of_integers_wraps(variant, dtype):
         torch.testing.assert_close(
             torch.from_numpy(linear(engine, x[rows])), expected[rows], rtol=1e-3, atol=0
         )  # sums of floats round
-    with pytest.raises(ValueError, match=f"{most + binding.TILE:,} inputs; {dtype} weights have at most {most // 1000}"):
-        binding.NativeLinear(torch.ones(32, most + binding.TILE), None, dtype)
+    with pytest.raises(ValueError, match=f"{most + TILE:,} inputs; {dtype} weights have at most {most // 1000}"):
+        binding.NativeLinear(torch.ones(32, most + TILE), None, dtype)
     assert binding.MOST_INPUTS["int4"] > MAX_WIDTH and binding.MOST_INPUTS["int8"] > 2 * MAX_WIDTH  # heads read a token, too
 
 

@@ -16,12 +16,12 @@ from test_kernels import variant  # noqa: F401
 from specdec_plugins.commands import pack
 from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.backends.cpu import gptq, panels
-from specdec_plugins.decoding.backends.cpu.binding import GROUP, GROUPS, TILE, Engine, NativeLinear
+from specdec_plugins.decoding.backends.cpu.binding import GROUPS, Engine, NativeLinear
 from specdec_plugins.decoding.backends.cpu.model import CpuModel
 from specdec_plugins.decoding.loading import checked
 from specdec_plugins.formats.arrays import array
 from specdec_plugins.formats.folder import load_folder, save_folder
-from specdec_plugins.formats.packed import TRAILER, Matrix, joined, unpacked
+from specdec_plugins.formats.packed import GROUP, TILE, TRAILER, Matrix, joined, unpacked
 from specdec_plugins.formats.spec import fingerprint
 from specdec_plugins.translator import Translator
 
@@ -171,6 +171,9 @@ def test_projections_are_joined_as_the_kernels_do(alone):
     assert {*names, "decoder.output_projection"} == CpuModel(verifier, Engine(1), "float32").linears.keys()
     lazy = {name for name, each in verifier.tensors.items() if isinstance(each, Matrix)}
     assert lazy == {f"{name}.weight" for names in joined(verifier.spec) for name in names}
+    for each in (verifier.tensors[name] for name in lazy):
+        layer = unpacked(each.panels, each.shape[1], each.kind)
+        assert np.array_equal(each.read(), layer[each.first : each.first + len(each)])
 
 
 def test_a_folder_of_packed_matrices_alone(folders, alone, tmp_path):

@@ -22,8 +22,9 @@ from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.assembly import assemble
 from specdec_plugins.decoding.backends.cpu import drafts
 from specdec_plugins.decoding.backends.cpu import model as cpu
-from specdec_plugins.decoding.backends.cpu.binding import TILE, Engine, NativeLinear, Projection, Screen, Stack
+from specdec_plugins.decoding.backends.cpu.binding import Engine, NativeLinear, Projection, Screen, Stack
 from specdec_plugins.decoding.options import Sampling
+from specdec_plugins.formats.packed import TILE
 
 pytestmark = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
 WIDTH, RANK, EXACT = 64, 32, 16  # EXACT: panels, as in forward.h

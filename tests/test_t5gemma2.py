@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import transformers
 from safetensors.torch import load_file
-from test_huggingface import CASES, SCALED, SIZE, changed, made, padded, refused, renamed, within
+from test_huggingface import CASES, SCALED, SIZE, changed, padded, refused, renamed, saved, within
 
 from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.backends import Reading
@@ -71,10 +71,7 @@ HOSTILE_GEMMA2 = [
 
 @pytest.fixture(scope="module")
 def small_gemma2(tmp_path_factory):
-    """The folder of a small T5Gemma 2."""
-    folder = tmp_path_factory.mktemp("t5gemma2")
-    made(*CASES["t5gemma2"]).save_pretrained(folder)
-    return folder
+    return saved(tmp_path_factory, *CASES["t5gemma2"])
 
 
 @pytest.mark.parametrize(("change", "message"), HOSTILE_GEMMA2, ids=lambda value: value[:40] if isinstance(value, str) else "")

@@ -172,6 +172,6 @@ def spread(wanted: int, available: int) -> list[int]:
 
 
 def shallower(side: SideSpec, layers: int) -> SideSpec:
-    """A side of so many of the layers of another: see `spread`."""
+    """The side with so many of its layers, evenly spread (`spread`)."""
     local = side.local and tuple(index for index, layer in enumerate(spread(layers, side.layers)) if side.local_at(layer))
     return replace(side, layers=layers, local=replace(side.local, layers=local) if side.local and local else None)

@@ -225,7 +225,7 @@ def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False, 
         for dtype, name in files.items():
             packed.write(temporary / name, panels[dtype])
         entry = VerifierEntry(spec=verifier.spec, fingerprint=mark, packed=files, **stored)
-        drafters = [  # what they share with the verifier they go on to share as it is rounded
+        drafters = [  # tensors shared with the verifier stay shared, and become its rounded ones
             _store_drafter(temporary, f"drafter{f'-{number}' * (number > 1)}", each, pair.verifier, half)
             for number, each in enumerate(pair.drafters if pair.drafter else (), 1)
         ]
@@ -360,11 +360,11 @@ def _load_tensors(
             faults.append(f"aliases: {name} for {original}")
     given |= {name: given[original] for name, original in entry.aliases.items() if original in given}
     lazy: dict[str, Lazy] = {}
-    if isinstance(entry, VerifierEntry):
+    if panels and isinstance(entry, VerifierEntry):
         known_shapes = spec.shapes(entry.spec, 0, 0)
-        for dtype in packed.BYTES.keys() & panels:
-            found = packed.matrices(entry.spec, known_shapes, panels[dtype], dtype)
-            lazy |= {name: each for name, each in found.items() if name not in given}
+        for dtype in (each for each in packed.BYTES if each in panels):  # the more exact one first
+            lazy = {**packed.matrices(entry.spec, known_shapes, panels[dtype], dtype), **lazy}
+        lazy = {name: each for name, each in lazy.items() if name not in given}
         given |= spec.tensor_shapes(lazy)
     if entry.spec is not None and not faults:
         # A drafter's own tensors are checked by its code.

@@ -16,7 +16,7 @@ from specdec_plugins.model.spec import ModelSpec
 
 LAYOUT = 1  # of panels, csrc/weights.h; another is not read
 MARK = "layout"
-TILE = 32  # outputs of a panel
+TILE = 32  # outputs of a panel; all widths except the vocabulary's are multiples of it
 GROUP = 32  # inputs whose int4 weights have a scale for each output
 TRAILER = 8 * TILE  # bytes of a panel's biases and scales
 BYTES = {"int8": 1.0, "int4": 0.5 + 2 / GROUP}  # of a weight
@@ -36,14 +36,14 @@ def read(path: Path) -> Arrays:
     return found
 
 
-def fault(panels: np.ndarray, outputs: int, inputs: int, dtype: str) -> str | None:
-    """Why these cannot be a layer's, of int8 or of int4 in groups; None if they can. Any weights are safe. Biases and scales must
-    be finite, and int8's scales not negative, as the screen's bounds count on."""
+def fault(panels: np.ndarray, outputs: int, inputs: int, dtype: str, part: slice = slice(None)) -> str | None:
+    """Why these cannot be a layer's, of int8 or of int4 in groups, or this ``part`` of its panels; None if they can. Any weights
+    are safe. Biases and scales must be finite, and int8's scales not negative, as the screen's bounds count on."""
     each = TILE * int(inputs * BYTES[dtype]) + TRAILER
     size = -(-outputs // TILE) * each
     if panels.dtype != np.uint8 or panels.shape != (size,):
         return f"is {panels.dtype} {panels.shape}, not uint8 ({size},)"
-    rows = panels.reshape(-1, each)
+    rows = panels.reshape(-1, each)[part]
     if dtype == "int4" and not all_finite(_groups(rows)[1]):
         return "has scales that are not finite"
     numbers = rows[:, -TRAILER:].copy().view(np.float32)  # biases, then scales
@@ -59,9 +59,9 @@ def _groups(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return groups[..., :size], groups[..., size:].copy().view(BFLOAT16)
 
 
-def unpacked(panels: np.ndarray, inputs: int, dtype: str) -> np.ndarray:
-    """The weights (O, I) that sound panels stand for, in float32; O is a multiple of TILE."""
-    rows = panels.reshape(-1, TILE * int(inputs * BYTES[dtype]) + TRAILER)
+def unpacked(panels: np.ndarray, inputs: int, dtype: str, part: slice = slice(None)) -> np.ndarray:
+    """The weights (O, I) that this ``part`` of sound panels stands for, in float32; O is a multiple of TILE."""
+    rows = panels.reshape(-1, TILE * int(inputs * BYTES[dtype]) + TRAILER)[part]
     if dtype == "int4":  # of four inputs at a time, those of two outputs in a byte
         bytes_, scales = _groups(rows)
         halves = bytes_.reshape(*scales.shape[:2], GROUP // 4, TILE // 2, 4)
@@ -100,10 +100,11 @@ class Matrix(Lazy):
     dtype = np.dtype(np.float32)
 
     def read(self) -> np.ndarray:
-        count, inputs = self.shape
-        if found := fault(self.panels, self.outputs, inputs, self.kind):
+        (count, inputs), before = self.shape, self.first % TILE
+        part = slice(self.first // TILE, -(-(self.first + count) // TILE))  # other matrices of the layer read the rest
+        if found := fault(self.panels, self.outputs, inputs, self.kind, part):
             raise ValueError(f"packed {self.kind} weights: {self.name} {found}; pack the folder again")
-        weights = unpacked(self.panels, inputs, self.kind)[self.first : self.first + count]
+        weights = unpacked(self.panels, inputs, self.kind, part)[before : before + count]
         if not all_finite(weights):
             raise ValueError(f"packed {self.kind} weights: {self.name} has values that are not finite")
         return weights

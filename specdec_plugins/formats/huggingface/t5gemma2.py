@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from specdec_plugins.formats.arrays import equal, is_floating
-from specdec_plugins.formats.huggingface import t5gemma
 from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.families import DECODER, ENCODER, PROJECTION, checked, tied
 from specdec_plugins.formats.huggingface.generation import Generation
 from specdec_plugins.formats.huggingface.t5 import POSITIONS
 from specdec_plugins.formats.huggingface.t5gemma import LAYERS, both_sides, cap, full_side, part, renamed, with_windows
+from specdec_plugins.formats.huggingface.t5gemma import Family as First
 from specdec_plugins.formats.spec import Model
 from specdec_plugins.model.spec import MAX_TABLE, Embedding, Local, ModelSpec, Rotary, SideSpec
 
@@ -26,7 +26,7 @@ UNUSED = "model.encoder.vision_tower.", "model.encoder.multi_modal_projector."
 
 
 @dataclass(frozen=True)
-class Family(t5gemma.Family):
+class Family(First):
     def model_of(self, config: Asked, generation: Generation, weights: dict[str, np.ndarray]) -> Model | None:
         spec = spec_of(config, generation)
         sizes = [side.whole("vocab_size", self.vocabulary, least=1) for side in sides_of(config)]

@@ -23,20 +23,19 @@ from specdec_plugins.decoding.compiled import Library, kernels
 from specdec_plugins.formats.arrays import address as address_of
 from specdec_plugins.formats.arrays import array as array_of
 from specdec_plugins.formats.files import Mapped
+from specdec_plugins.formats.packed import BYTES, TILE
 from specdec_plugins.model.spec import Local, SideSpec
 
 DTYPES = ("float32", "bfloat16", "int8", "int4")  # of a verifier's weights
 GROUPS = "int4 groups"
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3, GROUPS: 4}  # of linear layers' weights
-GROUP = 32  # inputs whose weights have a scale for each output, in `GROUPS`
-WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.5, GROUPS: 0.5 + 2 / GROUP}
+WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": BYTES["int8"], "int4": 0.5, GROUPS: BYTES["int4"]}
 # Sums have 32 bits. Inputs are at most 127, int8 weights 128, and int4 weights 8, which products multiply by 16.
 MOST_INPUTS = dict.fromkeys(("int4", "int8"), (2**31 - 1) // (127 * 128))
 ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_tanh": 2, "swish": 3}
 NORMS = {"after": 0, "before": 1, "both": 2}
 TABLES = {"float32": 0, "bfloat16": 1, "float16": 2}  # data types of embeddings that passes read
 WIDENED = 1 << 14  # weights that are packed, and widened to float32 for it, at a time: they stay in the cache
-TILE = 32  # outputs computed together; all widths except the vocabulary's are multiples of it
 
 
 class Handle:
@@ -160,7 +159,7 @@ class Plane(Handle):
 
     def __init__(self, linear: NativeLinear, rows: int):
         """For passes of up to so many ``rows``."""
-        self.linear, self.rows = linear, rows  # which it reads, too
+        self.linear, self.rows = linear, rows  # the kernels read `linear` as long as the plane lives
         super().__init__(linear.library, "plane", linear.pointer)
 
 

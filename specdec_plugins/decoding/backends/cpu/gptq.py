@@ -6,7 +6,7 @@ O outputs, I inputs, G inputs of a group.
 import ml_dtypes
 import numpy as np
 
-from specdec_plugins.decoding.backends.cpu.binding import GROUP
+from specdec_plugins.formats.packed import GROUP
 
 LEAST, MOST = -8, 7  # of an int4 weight
 DAMPING = 0.01  # of the mean square of the inputs, added to each: the paper's

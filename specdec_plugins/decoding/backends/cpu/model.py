@@ -16,7 +16,6 @@ import numpy as np
 from specdec_plugins.decoding.backends import Reading
 from specdec_plugins.decoding.backends.cpu.binding import (
     DTYPES,
-    TILE,
     Engine,
     NativeLinear,
     Projection,
@@ -37,6 +36,7 @@ from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.requests import Source
 from specdec_plugins.formats.arrays import addresses
 from specdec_plugins.formats.files import unload
+from specdec_plugins.formats.packed import TILE
 from specdec_plugins.formats.spec import DrafterModel, Model
 
 __all__ = ["DTYPES", "CpuModel", "load", "obstacles"]

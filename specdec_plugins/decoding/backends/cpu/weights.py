@@ -11,7 +11,6 @@ import numpy as np
 from specdec_plugins.decoding.backends.cpu.binding import (
     GROUPS,
     NO_LOGITS,
-    TILE,
     Engine,
     NativeLinear,
     Norm,
@@ -27,6 +26,7 @@ from specdec_plugins.decoding.backends.cpu.binding import (
 from specdec_plugins.decoding.backends.cpu.panels import linear_of
 from specdec_plugins.decoding.loading import COPY, DRAFT_VOCABULARY, SUCCESSOR, spread
 from specdec_plugins.formats.arrays import array
+from specdec_plugins.formats.packed import TILE
 from specdec_plugins.formats.positions import buckets, rotations
 from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.model import spec as parts

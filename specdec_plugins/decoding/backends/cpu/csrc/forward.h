@@ -35,10 +35,9 @@ class Forward {
         }
         if (stack.screen) {
             reduced.resize(count, stack.screen->inputs, stack.screen->quantises());
-            const size_t panels = size_t(count) * stack.projection->panels;
-            if (promise.size() < panels) promise.resize(panels);
+            grow(promise, size_t(count) * stack.projection->panels);
         }
-        if (pass.bounds && reaches.size() < size_t(count)) reaches.resize(count);
+        if (pass.bounds) grow(reaches, count);
         input.resize(count, stack.width, quantised || pass.bounds);
         mixed.resize(count, stack.queries(), quantised);
         hidden.resize(count, inner, quantised);
