@@ -25,6 +25,7 @@ import torch
 from specdec_plugins.measure.certificate import library
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.training.muon import Muon, is_hidden
+from specdec_plugins.training.precision import choose_kernels, keep_memory
 
 PARTS, KEPT = 44, 6  # of a training, each of which ends with a snapshot; snapshots averaged
 BATCHES = 2  # in an update
@@ -162,8 +163,9 @@ def train(model: Any, pairs: list[tuple[list[int], list[int]]], tokens: int, upd
                 todo = batches(pairs, tokens, state["epoch"])
             batch = todo.pop()
             source, target = padded([one for one, _ in batch], pad), padded([other for _, other in batch], -100)
+            before = padded([[model.config.decoder_start_token_id, *other[:-1]] for _, other in batch], pad)
             with torch.autocast(DEVICE, torch.bfloat16):
-                logits = model(source, source.ne(pad).long(), labels=target, use_cache=False).logits
+                logits = model(source, source.ne(pad).long(), decoder_input_ids=before, use_cache=False).logits
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), label_smoothing=0.1)
             (loss / BATCHES).backward()
             losses.append(loss.item())
@@ -212,7 +214,8 @@ def main() -> None:
     args = p.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(1)
-    torch.set_float32_matmul_precision("medium")  # Muon's products, in bfloat16 where the CPU has them
+    choose_kernels("bf16")
+    keep_memory()
     tokenizer = t5_tokenizer_of(args) if args.t5 else tokenizer_of(args)
     model = t5_of(args, len(tokenizer)) if args.t5 else model_of(args, len(tokenizer.encoder))
     model.to(DEVICE)

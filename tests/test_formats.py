@@ -23,7 +23,7 @@ from specdec_plugins.decoding.backends.torch.placement import load_pair
 from specdec_plugins.decoding.compiled import library
 from specdec_plugins.decoding.loading import UnsupportedModel, checked
 from specdec_plugins.decoding.requests import Source
-from specdec_plugins.formats import fairseq
+from specdec_plugins.formats import fairseq, files
 from specdec_plugins.formats.checkpoint import CheckpointError
 from specdec_plugins.formats.description import read_description
 from specdec_plugins.formats.folder import Pair, load_folder, save_folder
@@ -605,3 +605,15 @@ def test_a_folder_of_format_1_becomes_one_of_the_newest(tmp_path):
 def test_a_pair_that_ships_loads_without_a_warning(name, caplog):
     load_folder(ROOT / "data" / name)
     assert not caplog.messages
+
+
+def test_a_file_is_on_disk_before_it_takes_anothers_place(tmp_path, monkeypatch):
+    """A loss of power right after the exchange would leave an empty file instead of either."""
+    done, path = [], tmp_path / "file"
+    path.write_text("old")
+    sync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda number: (done.append(os.readlink(f"/proc/self/fd/{number}")), sync(number)))
+    monkeypatch.setattr(os, "replace", lambda old, new: (done.append((str(old), str(new))), replace(old, new)))
+    files.write(path, "new")
+    beside = done[0]
+    assert done == [beside, (beside, str(path)), str(tmp_path)] and path.read_text() == "new"

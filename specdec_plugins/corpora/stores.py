@@ -145,13 +145,7 @@ def temporary(path: str) -> Iterator[Path]:
     if "://" not in path:
         with whole(path) as local:
             yield local
-            with local.open("rb") as file:
-                os.fsync(file.fileno())
-        folder = os.open(os.path.dirname(path), os.O_RDONLY)
-        try:
-            return os.fsync(folder)
-        finally:
-            os.close(folder)
+        return
     system, inside = store(path)
     with tempfile.TemporaryDirectory() as made:
         local = Path(made, path.rsplit("/", 1)[-1])

@@ -11,7 +11,7 @@ from pathlib import Path
 @contextmanager
 def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yields a temporary path that replaces ``path`` at the end, with a new file's permissions. An error leaves ``path`` as it
-    was."""
+    was, and so does a loss of power: the file reaches the disk before it takes the place."""
     path = Path(path)
     if path.exists() and not path.is_file():  # a device would be replaced by a file
         raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -23,9 +23,20 @@ def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(temporary, 0o666 & ~mask)  # safetensors makes files private to their owner
+        sync(temporary)
         os.replace(temporary, path)
+        sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or a folder's names, are on disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def write(path: Path, text: str) -> None:
