@@ -101,8 +101,8 @@ class Settings:
     )
     kv_choice: str = option(
         USUAL_BUDGET.choice,
-        "which source positions: those with the most of the verifier's attention, or "
-        f"those around its maximum (default: {USUAL_BUDGET.choice})",
+        "source positions to read: those with most of the verifier's attention, or those around its maximum (default: "
+        f"{USUAL_BUDGET.choice})",
         words=CHOICES,
         **DRAFTS,
     )
@@ -120,7 +120,7 @@ class Settings:
 
     beam: int | None = searched(
         None,
-        "beam size; 1 is greedy (default: with --strategy ar the model's, otherwise 1)",
+        "beam size; 1 is greedy (default: 1; without drafts the model's)",
         "N",
         least=1,
         most=MAX_BEAMS,
@@ -202,15 +202,15 @@ class Settings:
     device: str = option("cpu", "cpu, cuda or cuda:N (default: cpu)", "D", **MACHINE)
     dtype: str = option(
         "float32",
-        "of the weights; auto: int8 on a CPU, float16 or bfloat16 on a GPU; int4 takes least memory (default: float32)",
+        "of the weights; auto: int8 on a CPU, float16 or bfloat16 on a GPU; int4: least memory (default: float32)",
         words=DTYPES,
         hidden=("float64",),
         **MACHINE,
     )
-    threads: int | None = count(None, "CPU threads (default: one per usable CPU)", most=MOST_THREADS, **MACHINE)
+    threads: int | None = count(None, "CPU threads (default: one per usable core)", most=MOST_THREADS, **MACHINE)
     kernels: str | None = option(
         None,
-        "the CPU kernels for an instruction set, to measure them or to report a fault (default: the best that the CPU has)",
+        "the CPU kernels for an instruction set, to measure them or to report a fault (default: the CPU's best)",
         words=KERNELS,
         kind=str,
         strategies=OWN,

@@ -62,8 +62,8 @@ def parser() -> Parser:
     p.add_argument("--block-sizes", nargs="+", default=["auto"], metavar="K", help="for specdec: numbers or auto (default: auto)")
     p.add_argument("--beta", nargs="+", type=whole, default=[3], metavar="N", help="for specdec-tolerant (default: 3)")
     p.add_argument("--tau", nargs="+", type=number, default=[1.0], metavar="X", help="for specdec-tolerant, in nats (default: 1)")
-    p.add_argument("--kernels", choices=KERNELS, help="those for an instruction set (default: the best that the CPU has)")
-    p.add_argument("--rounds", type=whole, default=3, metavar="N", help="(default: 3)")
+    p.add_argument("--kernels", choices=KERNELS, help="CPU kernels to use (default: the CPU's best)")
+    p.add_argument("--rounds", type=whole, default=3, metavar="N", help="rounds, in which systems take turns (default: 3)")
     return p
 
 

@@ -22,9 +22,10 @@ MOST_MINUTES = 100_000.0
 def parser() -> Parser:
     p = Parser(
         prog="specdec-draft",
-        description="Train a drafter for a model from source text, and write a copy of the model that has it, and the drafter "
-        "alone with a model card. Run again, it continues where it stopped.",
+        description="Train a drafter for a model from source text. Write a copy of the model with it, and the drafter alone with "
+        "a model card. The same command resumes an interrupted run.",
     )
+    p.add_argument("--help-all", action="store_true", help="show all options and exit")
     p.add_argument(
         "model",
         metavar="MODEL",
@@ -37,9 +38,9 @@ def parser() -> Parser:
         type=number,
         default=20.0,
         metavar="M",
-        help="time for translating the text and training, at most (default: 20)",
+        help="most time for translating the text and training (default: 20)",
     )
-    p.add_argument("--estimate", action="store_true", help="only say, in a minute, what a drafter would bring on this machine")
+    p.add_argument("--estimate", action="store_true", help="only predict, in a minute, what a drafter would gain on this machine")
     p.add_argument("--card", action="store_true", help="only rewrite the model card (README.md) of a trained drafter")
     p.add_argument(
         "--licence", metavar="ID", help="the drafter's licence, for its card, as the Hub names it: cc-by-4.0, mit, ..."
@@ -65,9 +66,9 @@ def parser() -> Parser:
         "--too-long",
         choices=("error", "skip"),
         default="error",
-        help="of lines longer than the model reads: stop with their numbers (default), or leave them out",
+        help="lines longer than the model reads: stop with their numbers (default), or leave them out",
     )
-    p.add_argument("--threads", type=whole, metavar="N", help="CPU threads (default: one per usable CPU)")
+    p.add_argument("--threads", type=whole, metavar="N", help="CPU threads (default: one per usable core)")
     p.add_argument("--updates", type=whole, metavar="N", help="make N updates, whatever time they take")
     p.add_argument(
         "--precision",
@@ -75,7 +76,7 @@ def parser() -> Parser:
         default="auto",
         help="of matrix products in training (default: the faster one)",
     )
-    p.add_argument("--seed", type=whole, default=1, metavar="S", help="(default: 1)")
+    p.add_argument("--seed", type=whole, default=1, metavar="S", help="random seed (default: 1)")
     p.rare = {"updates", "precision", "seed", "drafter_options", "data", "name"}
     return p
 

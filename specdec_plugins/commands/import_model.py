@@ -23,11 +23,11 @@ def parser() -> Parser:
     )
     p.add_argument("--output", metavar="FOLDER", help="the folder to make")
     p.add_argument("--half", action="store_true", help="store weights in float16: half the size, slightly different numbers")
-    p.add_argument("--prefix", metavar="TEXT", help="begins every source, such as 'summarize: '; the folder made keeps it")
+    p.add_argument("--prefix", metavar="TEXT", help="begins every source, such as 'summarize: '; stored in the folder")
     p.add_argument(
         "--task",
         metavar="NAME",
-        help="use the prefix and the settings that the config has for a task, such as summarization; the folder made keeps them",
+        help="use the prefix and the settings that the config has for a task, such as summarization; stored in the folder",
     )
     p.add_argument(
         "--check",

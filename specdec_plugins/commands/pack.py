@@ -27,7 +27,7 @@ def parser() -> Parser:
         help="fairseq checkpoint of the autoregressive model, or the model folder that has it",
     )
     p.add_argument("--drafter", metavar="PT|DIR", help="checkpoint or folder of the drafter (default: those of the model folder)")
-    p.add_argument("--add", action="store_true", help="keep the model folder's drafters that are of another kind")
+    p.add_argument("--add", action="store_true", help="keep the model folder's drafters of other kinds")
     p.add_argument(
         "--devices",
         nargs="+",
@@ -38,8 +38,8 @@ def parser() -> Parser:
     )
     p.add_argument("--data", metavar="DIR", help="folder with both dictionaries (dict.LANG.txt); a model folder has its own")
     p.add_argument("--codes", metavar="FILE", help="BPE codes; without them the folder translates only subwords")
-    p.add_argument("-s", "--source-lang", metavar="LANG", help="(default: the verifier's)")
-    p.add_argument("-t", "--target-lang", metavar="LANG", help="(default: the verifier's)")
+    p.add_argument("-s", "--source-lang", metavar="LANG", help="source language (default: the verifier's)")
+    p.add_argument("-t", "--target-lang", metavar="LANG", help="target language (default: the verifier's)")
     p.add_argument("--block-size", type=whole, metavar="K", help="the folder's draft length (default: as trained)")
     p.add_argument(
         "--draft-vocabulary",
@@ -61,13 +61,13 @@ def parser() -> Parser:
     p.add_argument(
         "--only",
         action="store_true",
-        help="of the layers' matrices store these alone: the folder is small, and other data types compute with rounded weights",
+        help="store layers only as --dtype packs them: a small folder, from which other data types compute with rounded weights",
     )
     p.add_argument(
         "--calibrate",
         type=Path,
         metavar="TEXT",
-        help="source text, a sentence a line, for which --dtype int4 rounds the weights best; 500 lines are enough",
+        help="source text, one sentence per line, for which --dtype int4 rounds the weights best; 500 lines are enough",
     )
     p.add_argument("--output", required=True, metavar="DIR", help="the folder to make")
     return p

@@ -39,7 +39,7 @@ def parser() -> Parser:
     add("--mono", type=Path, metavar="FILE", help="instead of these: source text without translations; requires --codes")
     add("--output", required=True, type=Path, metavar="DIR", help="folder to fill")
     bpe = p.add_mutually_exclusive_group()
-    bpe.add_argument("--bpe-operations", type=whole, default=32000, metavar="N", help="codes to learn (default %(default)s)")
+    bpe.add_argument("--bpe-operations", type=whole, default=32000, metavar="N", help="codes to learn (default: %(default)s)")
     bpe.add_argument("--codes", type=Path, metavar="FILE", help="use these BPE codes instead of learning them")
     bpe.add_argument("--bpe-applied", action="store_true", help="the text is subwords already: only clean and binarise it")
     add(
@@ -47,14 +47,14 @@ def parser() -> Parser:
         choices=TOKENIZERS,
         default="moses",
         help="moses; reversible, for text with code; byte-level, the BPE of GPT-2 and BART, whose vocab.bpe goes to --codes "
-        "(default %(default)s)",
+        "(default: %(default)s)",
     )
     add(
         "--restyle",
         type=share,
         default=0,
         metavar="X",
-        help="fraction of training pairs in which code gets backticks, and as many again get curly apostrophes (default 0)",
+        help="fraction of training pairs in which code gets backticks, and as many again get curly apostrophes (default: 0)",
     )
     add("--dict", type=Path, metavar="FILE", help="use this fairseq dictionary; requires its --codes or --bpe-applied")
     add("--dict-size", type=whole, metavar="N", help="keep only the N most frequent subwords")
@@ -62,15 +62,15 @@ def parser() -> Parser:
         "--max-length",
         type=whole,
         metavar="N",
-        help="longest training sentence in subwords; 0: any (default 175; any with --bpe-applied)",
+        help="longest training sentence in subwords; 0: any (default: 175; any with --bpe-applied)",
     )
     add(
         "--max-ratio",
         type=number,
         metavar="X",
-        help="greatest length ratio of a training pair; 0: any (default 1.5; any with --bpe-applied)",
+        help="greatest length ratio of a training pair; 0: any (default: 1.5; any with --bpe-applied)",
     )
-    add("--workers", type=whole, default=usable_cpus(), metavar="N", help="processes (default %(default)s)")
+    add("--workers", type=whole, default=usable_cpus(), metavar="N", help="processes (default: %(default)s)")
     return p
 
 

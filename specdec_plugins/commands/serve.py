@@ -56,8 +56,8 @@ def parser() -> Parser:
     add(
         "--allow-host",
         metavar="NAMES",
-        help="names, joined by commas, that clients may call the server by, besides localhost "
-        "and IP addresses (default: any, but none if --host is this machine only)",
+        help="comma-separated names that clients may call the server by, besides localhost and IP "
+        "addresses (default: none if --host is this machine only, else any)",
     )
     add("--rows", type=whole, default=64, metavar="N", help="outputs in flight per model; a beam counts its size (default: 64)")
     add(
@@ -67,8 +67,8 @@ def parser() -> Parser:
         metavar="N",
         help="texts waiting and in flight per model; more are refused (default: 1024)",
     )
-    add("--max-characters", type=whole, default=100_000, metavar="N", help="of a request (default: 100,000)")
-    add("--max-texts", type=whole, default=256, metavar="N", help="of a request (default: 256)")
+    add("--max-characters", type=whole, default=100_000, metavar="N", help="most per request (default: 100,000)")
+    add("--max-texts", type=whole, default=256, metavar="N", help="most per request (default: 256)")
     add("--max-per-minute", type=whole, metavar="N", help="characters per minute and key; requires --keys (default: no limit)")
     add(
         "--quota",
@@ -86,9 +86,9 @@ def parser() -> Parser:
         choices=[each for each in DTYPES if each != "float64"],
         help="of the weights (default: float32)",
     )
-    add("--threads", type=whole, metavar="N", help="CPU threads, which the models share in turn (default: one per usable CPU)")
-    add("--drafter", metavar="DIR", help="one of the model's by name, a drafter's folder, or ORG/NAME of the Hub")
-    add("--draft-with", metavar="NAME", help="a drafter without training, for models without their own")
+    add("--threads", type=whole, metavar="N", help="CPU threads, which models use in turn (default: one per usable core)")
+    add("--drafter", metavar="DIR", help="one of the model's drafters, a drafter's folder, or ORG/NAME of the Hub")
+    add("--draft-with", metavar="NAME", help="a drafter without training, for models that have none")
     add(
         "--learn",
         type=number,
