@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_plugins.decoding.backends.cpu.binding import floats
+from specdec_plugins.decoding.backends.cpu.arguments import floats
 from specdec_plugins.formats.arrays import array
 from specdec_plugins.formats.spec import Model
 from specdec_plugins.model.spec import SideSpec

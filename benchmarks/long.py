@@ -42,7 +42,7 @@ from specdec_plugins.decoding.constraints import Constraints  # noqa: E402
 from specdec_plugins.decoding.control.fixed import FixedLength  # noqa: E402
 from specdec_plugins.decoding.control.throughput import Throughput  # noqa: E402
 from specdec_plugins.decoding.drafters.window import WindowDrafter  # noqa: E402
-from specdec_plugins.decoding.loop import TOGETHER, Session  # noqa: E402
+from specdec_plugins.decoding.loop import ITERATIONS_PER_CALL, Session  # noqa: E402
 from specdec_plugins.decoding.options import CHOICES, USUAL_BUDGET, Budget  # noqa: E402
 from specdec_plugins.decoding.prefix import Prefix  # noqa: E402
 from specdec_plugins.decoding.requests import Request, Source  # noqa: E402
@@ -149,7 +149,7 @@ class Cell:
         session.prefix.admit(self.requests)
         began, outputs = time.perf_counter(), session.prefix.outputs
         while (missing := options.tokens - min(map(len, outputs))) > 0:
-            if any(commit.finished for commit in session.step(min(missing, TOGETHER))):
+            if any(commit.finished for commit in session.step(min(missing, ITERATIONS_PER_CALL))):
                 raise SystemExit(
                     f"a row reached the limit of {self.requests[0].limit:,} tokens before others had {options.tokens:,}"
                 )

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from specdec_plugins.decoding.loop import TOGETHER
+from specdec_plugins.decoding.loop import ITERATIONS_PER_CALL
 from specdec_plugins.decoding.requests import Hypothesis, Request
 from specdec_plugins.interfaces import Texts, Translate
 from specdec_plugins.options import CallOptions, languages_of
@@ -146,7 +146,7 @@ def decode(
                 number += 1
         if session.idle:
             break
-        for hypothesis in [commit.finished for commit in session.step(TOGETHER) if commit.finished is not None]:
+        for hypothesis in [commit.finished for commit in session.step(ITERATIONS_PER_CALL) if commit.finished is not None]:
             if hypothesis.error is not None:
                 raise hypothesis.error
             task = flying.pop(hypothesis.index)

@@ -338,7 +338,7 @@ class Settings:
         return Budget(positions, self.sinks, self.kv_choice)
 
     def size(self, beams: int) -> int:
-        """Of the beam, for a model that asks for ``beams``, which `ar` follows; drafts are for the greedy output unless asked."""
+        """Effective beam size. A model's own default, ``beams``, holds for `ar` only: drafts decode greedily unless asked."""
         return self.beam or (beams if self.strategy == "ar" and not self.sampling else 1)
 
     @property

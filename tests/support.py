@@ -11,7 +11,7 @@ from conftest import make_drafter, make_verifier, model_settings
 
 from specdec_plugins.decoding import compiled, drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
-from specdec_plugins.decoding.backends.cpu import binding
+from specdec_plugins.decoding.backends.cpu.arguments import integers, start
 from specdec_plugins.decoding.backends.torch.arrays import tensor
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchModel
@@ -61,7 +61,7 @@ def compiled_for(name, monkeypatch):
 def read_call(stack, width, caches, tokens, positions, firsts, slots, source_slots, source_lengths, **results):
     """A `ReadCall` of calls.h, and what has to live as long as it. ``caches``: address and strides of both; ``results``:
     addresses."""
-    library, given = compiled.library(), binding.integers(*tokens)
+    library, given = compiled.library(), integers(*tokens)
     rows = library.rows(
         "ReadRow",
         tokens=map(len, tokens),
@@ -76,8 +76,8 @@ def read_call(stack, width, caches, tokens, positions, firsts, slots, source_slo
         caches=library.structs["Caches"](*caches, 0),
         batch=len(tokens),
         width=width,
-        rows=binding.start(rows),
-        tokens=binding.start(given),
+        rows=start(rows),
+        tokens=start(given),
         layer=-1,
         heads=-1,
         **results,

@@ -23,7 +23,8 @@ from test_kernels import DTYPES, rounded, variant  # noqa: F401
 from specdec_plugins.commands import translate
 from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.backends.cpu import binding, passes
-from specdec_plugins.decoding.backends.cpu.binding import Engine, NativeLinear, Norm, Projection, Stack, integers, start
+from specdec_plugins.decoding.backends.cpu.arguments import address, integers, start
+from specdec_plugins.decoding.backends.cpu.binding import Engine, NativeLinear, Norm, Projection, Stack
 
 pytestmark = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
 WIDTH, INNER, HEADS, VOCABULARY, LAYERS, GATE = 64, 96, 4, 45, 2, 32  # 45: the last panel of the projection is not full
@@ -45,7 +46,7 @@ def test_a_buffer_remembers_some_shapes_and_no_more():
         assert buffer.view(1, 1 + width % 15, 1, width)[0].shape == (1, 1 + width % 15, 1, width)
         assert len(buffer.views) <= passes.VIEWS
     again, where = buffer.view(3, 5)
-    assert again.shape == (3, 5) and binding.address(again) == where == binding.address(buffer.memory)
+    assert again.shape == (3, 5) and address(again) == where == address(buffer.memory)
 
 
 def norm_of(weight, bias):

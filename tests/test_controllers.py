@@ -21,7 +21,7 @@ from specdec_plugins.decoding.requests import Step
 from specdec_plugins.decoding.values import Outcome
 
 BLOCK_SIZE, LONGEST = 8, 16
-TOGETHER = 16  # iterations per call, as in the loop
+ITERATIONS_PER_CALL = 16  # iterations per call, as in the loop
 STALLS, STALL = 0.005, 30.0  # fraction of interrupted calls, and how many iterations an interruption takes
 SENTENCE = 25  # tokens
 WORK = {1: 16_000, 8: 40_000, 32: 100_000, 128: 250_000}  # tokens, by rows: two to four thousand iterations
@@ -116,7 +116,7 @@ def seconds(controller, cell: Cell, seed: int = 0, noise: float = 0.1) -> float:
             tokens, took = rows * expected_tokens(pair, length), cell.costs.seconds(rows, length)
             # A call ends with a sentence.
             until_end = math.log(1 - uniform()) / math.log(1 - min(0.99, tokens / SENTENCE))
-            times = min(plan.times, TOGETHER, 1 + int(until_end))
+            times = min(plan.times, ITERATIONS_PER_CALL, 1 + int(until_end))
             steps = [Step([7] * length, draw(pair, length, uniform), 0) for _ in range(rows * times)]
             catching_up = cell.costs.drafted * 1e-6 * rows * min(pause, SENTENCE // 2) if length else 0.0
             pause = 0 if length else pause + times

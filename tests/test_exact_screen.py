@@ -18,17 +18,8 @@ from test_native_loop import both, controllers, requests_of, roles_of
 
 from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.backends.cpu import weights
-from specdec_plugins.decoding.backends.cpu.binding import (
-    DTYPES,
-    Engine,
-    NativeLinear,
-    Plane,
-    Projection,
-    Stack,
-    address,
-    integers,
-    start,
-)
+from specdec_plugins.decoding.backends.cpu.arguments import address, integers, start
+from specdec_plugins.decoding.backends.cpu.binding import DTYPES, Engine, NativeLinear, Plane, Projection, Stack
 from specdec_plugins.decoding.backends.cpu.runner import Batch
 from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import Draft, Want

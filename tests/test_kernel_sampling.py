@@ -22,6 +22,7 @@ from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends.cpu import binding
+from specdec_plugins.decoding.backends.cpu.arguments import integers, start
 from specdec_plugins.decoding.backends.cpu.passes import CpuPass
 from specdec_plugins.decoding.backends.cpu.rules import NativeSampling
 from specdec_plugins.decoding.backends.torch import noise, rejection
@@ -98,12 +99,10 @@ def test_weights_are_the_references(vocabulary, variant):  # noqa: F811
         logits[..., 3] = 0.5
         drafted = [rng.randrange(vocabulary) for _ in range(width - 1)]
         expected = warp(logits, Table.of([draws], 1, vocabulary, CPU), torch.tensor([drafted]))[0]
-        native, numbers = NativeSampling([draws]), binding.integers(drafted)
+        native, numbers = NativeSampling([draws]), integers(drafted)
         for k in range(width):
             given, weights = logits[0, k].clone(), torch.full((vocabulary + 64,), math.nan)
-            compiled.library().specdec_warp(
-                native.pointer, given.data_ptr(), vocabulary, binding.start(numbers), k, weights.data_ptr()
-            )
+            compiled.library().specdec_warp(native.pointer, given.data_ptr(), vocabulary, start(numbers), k, weights.data_ptr())
             assert torch.equal(given, logits[0, k])
             found = weights[:vocabulary].double() / weights[:vocabulary].double().sum()
             torch.testing.assert_close(found, expected[k], rtol=2e-5, atol=1e-9)
@@ -217,7 +216,7 @@ def test_drafting_is_pytorchs(names, gate, variant):  # noqa: F811
         engine=binding.Engine(2),
         successor=SimpleNamespace(**{name: each.numpy() for name, each in vars(successor).items()}) if gate else None,
         vocabulary=named,
-        token_ids=binding.integers(named) if named else None,
+        token_ids=integers(named) if named else None,
         stack=SimpleNamespace(vocabulary=size),
     )
     different = set()
@@ -268,7 +267,7 @@ def test_rejection_keeps_the_distribution(kind):
         engine=binding.Engine(2),
         successor=None,
         vocabulary=names,
-        token_ids=binding.integers(names),
+        token_ids=integers(names),
         stack=SimpleNamespace(vocabulary=len(names)),
     )
     if kind == "drawn":

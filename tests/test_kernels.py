@@ -34,6 +34,7 @@ from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.assembly import assemble
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.cpu import model as cpu
+from specdec_plugins.decoding.backends.cpu.arguments import integers, start
 from specdec_plugins.decoding.backends.cpu.model import CpuModel
 from specdec_plugins.decoding.backends.cpu.passes import CpuPass
 from specdec_plugins.decoding.backends.torch import transformer, weights
@@ -462,7 +463,7 @@ def attended_together(queries, entries, heads, scale, sees):
     given, (rows, positions) = torch.stack(list(queries)), zip(*sees)
     names = "from", "to", "sinks", "listed", "branch", "path"
     told = compiled.library().rows("SeenRow", **dict(zip(names, zip(*rows))))
-    listed, result = binding.integers(*positions), torch.empty_like(given)
+    listed, result = integers(*positions), torch.empty_like(given)
     compiled.library().specdec_attend(
         len(given),
         given.size(1),
@@ -471,8 +472,8 @@ def attended_together(queries, entries, heads, scale, sees):
         given.data_ptr(),
         entries.data_ptr(),
         entries.stride(0),
-        binding.start(told),
-        binding.start(listed),
+        start(told),
+        start(listed),
         result.data_ptr(),
     )
     return result

@@ -16,7 +16,7 @@ from specdec_plugins.decoding.backends.cpu.runner import CpuRunner
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
-from specdec_plugins.decoding.loop import TOGETHER, Session
+from specdec_plugins.decoding.loop import ITERATIONS_PER_CALL, Session
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.requests import Request
 from specdec_plugins.decoding.roles import NoDrafter, Roles, Traits
@@ -62,7 +62,7 @@ def run(roles, requests, controller, rows, native, acceptance=None, constraints=
         session.submit(request)
     found, calls = [], 0
     while not session.idle:
-        found += finished(session.step(TOGETHER if native else 1))
+        found += finished(session.step(ITERATIONS_PER_CALL if native else 1))
         calls += 1
         assert calls < 3000, "the loop does not end"
     check_balance(session.stats, found)
@@ -187,7 +187,7 @@ def test_a_step_is_bounded():
 
     session = Session(Roles(*roles, TopBetaTau(), Always(0, 0)), BoundedAdmission(2), 2)
     session.submit(Request(0, [5, EOS], 60, min_length=60, scores=True))
-    for times, passes in ((1, 1), (5, 6), (TOGETHER, 6 + TOGETHER)):
+    for times, passes in ((1, 1), (5, 6), (ITERATIONS_PER_CALL, 6 + ITERATIONS_PER_CALL)):
         session.step(times)
         assert session.stats.passes == passes
     session.step()
@@ -195,7 +195,7 @@ def test_a_step_is_bounded():
     session.step()
     assert len(session.prefix) == 2
     (partial,) = session.cancel(0)
-    assert len(partial.tokens) == len(partial.token_scores) == 8 + TOGETHER
+    assert len(partial.tokens) == len(partial.token_scores) == 8 + ITERATIONS_PER_CALL
     assert [len(each.tokens) for each in session.run([])] == [60]
 
 

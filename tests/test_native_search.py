@@ -19,7 +19,7 @@ from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.control.steady import Steady
 from specdec_plugins.decoding.drafters import Rows
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
-from specdec_plugins.decoding.loop import TOGETHER, Session
+from specdec_plugins.decoding.loop import ITERATIONS_PER_CALL, Session
 from specdec_plugins.decoding.options import Beam
 from specdec_plugins.decoding.requests import Request, Source
 from specdec_plugins.decoding.roles import Drafter, NoDrafter, Roles, Traits
@@ -30,7 +30,7 @@ from specdec_plugins.model.spec import OutputRules
 pytestmark = KERNELS
 
 
-def run(verifier, requests, rows, native, times=TOGETHER, constraints=None, drafter=None, controller=None, cancel=()):
+def run(verifier, requests, rows, native, times=ITERATIONS_PER_CALL, constraints=None, drafter=None, controller=None, cancel=()):
     """Outputs, statistics, and the iterations that each native call ran. Native runs make no iteration in Python."""
     verifier, controller = verifier if native else stepwise(verifier), controller or FixedLength(0)
     roles = Roles(drafter or NoDrafter(), verifier, TopBetaTau(), controller)

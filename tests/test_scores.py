@@ -18,7 +18,8 @@ from specdec_plugins import engine
 from specdec_plugins.commands import translate
 from specdec_plugins.decoding import compiled
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
-from specdec_plugins.decoding.backends.cpu.binding import DTYPES, Engine, address
+from specdec_plugins.decoding.backends.cpu.arguments import address
+from specdec_plugins.decoding.backends.cpu.binding import DTYPES, Engine
 from specdec_plugins.decoding.backends.cpu.rules import Judging
 from specdec_plugins.decoding.constraints import Bounds, Constraints
 from specdec_plugins.decoding.loop import speculative_decode

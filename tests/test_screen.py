@@ -27,7 +27,7 @@ from specdec_plugins.decoding.options import Sampling
 from specdec_plugins.formats.packed import TILE
 
 pytestmark = pytest.mark.skipif(not compiled.library(), reason="the kernels were not compiled for this machine")
-WIDTH, RANK, EXACT = 64, 32, 16  # EXACT: panels, as in forward.h
+WIDTH, RANK, EXACT = 64, 32, 16  # EXACT: panels, as in output.h
 LARGE, SMALL = 40 * TILE + 7, 9 * TILE + 1  # vocabularies, of more panels and of fewer
 
 

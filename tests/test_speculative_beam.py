@@ -34,7 +34,7 @@ from specdec_plugins.decoding.options import Beam, Sampling
 from specdec_plugins.decoding.requests import Request
 from specdec_plugins.decoding.roles import Drafter, Traits, Verifier
 from specdec_plugins.decoding.search import groups
-from specdec_plugins.decoding.trees import AHEAD, TreeDraft, nodes_of, tokens_to
+from specdec_plugins.decoding.trees import MAX_DRAFTED, TreeDraft, nodes_of, tokens_to
 from specdec_plugins.decoding.values import LOGITS, Draft
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.model.spec import OutputRules
@@ -310,7 +310,7 @@ def test_the_larger_a_beam_the_fewer_steps_are_drafted():
         expected = outputs_by(session_of(verifier, size).run(requests))
         assert outputs_by(session_of(verifier, size, drafter, [16]).run(requests)) == expected
         assert {length for length, _ in drafted} == ({longest} if longest else set())
-        assert all(nodes <= AHEAD for _, nodes in drafted)
+        assert all(nodes <= MAX_DRAFTED for _, nodes in drafted)
 
 
 @pytest.mark.parametrize("arch", ["block", "block_causal"])

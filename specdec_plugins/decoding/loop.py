@@ -15,7 +15,7 @@ from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Outcome
 from specdec_plugins.decoding.verifier import Unverified
 
-TOGETHER = 16  # iterations per step of a run: Python overhead is negligible from four on
+ITERATIONS_PER_CALL = 16  # Python overhead is negligible from four on
 PREFILL = 24  # forced tokens per pass: more would need more memory for logits than a long draft
 
 
@@ -76,7 +76,7 @@ class Session:
         for request in requests:
             self.submit(request)
         while not self.idle:
-            for hypothesis in self._retire(self._advance(TOGETHER)) + self._take_failed():
+            for hypothesis in self._retire(self._advance(ITERATIONS_PER_CALL)) + self._take_failed():
                 if hypothesis.error is not None:
                     raise hypothesis.error
                 yield hypothesis

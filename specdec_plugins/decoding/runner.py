@@ -16,7 +16,7 @@ from specdec_plugins.decoding.requests import Source, Step
 from specdec_plugins.decoding.roles import Roles
 from specdec_plugins.decoding.search.groups import advance
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.trees import AHEAD, breadth
+from specdec_plugins.decoding.trees import MAX_DRAFTED, breadth
 from specdec_plugins.decoding.values import LOGITS, Draft, Iterations, Plan
 
 BRANCHING = Tree(16)  # drafts of beam searches, unless drafters follow the search: see `branched` in trees.py
@@ -78,7 +78,7 @@ class Runner:
         """The plan, with trees if all rows search and the drafter drafts any. The larger a beam, the fewer steps ahead."""
         if prefix.searching < len(prefix) or not (self.drafter.traits.trees and any(plan.lengths)) or plan.tree is not None:
             return plan
-        most = [AHEAD // breadth(request.beam) for request in prefix.requests if request.beam]
+        most = [MAX_DRAFTED // breadth(request.beam) for request in prefix.requests if request.beam]
         return plan._replace(lengths=list(map(min, plan.lengths, most)), tree=BRANCHING)
 
     def iterate(self, prefix: Prefix, plan: Plan, times: int, stats: DecodeStats) -> Record | None:

@@ -14,8 +14,8 @@ from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Draft, Plan
 
 ROOT = -1
-SPARE = 1.5  # hypotheses drafted at each depth of a beam search, for each live one ..
-AHEAD = 96  # .. up to so many in all, as one row may have them, and a pass has room for as many results of every row
+SPARE = 1.5  # hypotheses drafted at each depth of a beam search, for each live one
+MAX_DRAFTED = 96  # nodes drafted for a beam search; one row may own all
 Key = TypeVar("Key")  # identifies a node when its children are asked for
 Child = tuple[float, int, Key]  # log-probability after the parent, token, key
 Children = Callable[[Key], Iterable[Child[Key]]]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Protocol, TypeVar
 
-from specdec_plugins.decoding.loop import TOGETHER, Session
+from specdec_plugins.decoding.loop import ITERATIONS_PER_CALL, Session
 from specdec_plugins.decoding.requests import Commit, Hypothesis, Request
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.serving.line import Line
@@ -115,10 +115,10 @@ class Guest:
     def read(self, function: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item]) -> list[Result]:
         """On an engine's thread, between passes."""
         found = list[Result]()
-        for start in range(0, len(items), TOGETHER):
+        for start in range(0, len(items), ITERATIONS_PER_CALL):
             done: Future[list[Result]] = Future()
             done.add_done_callback(lambda _: self.bell.ring())
-            self.line.threads[0].post(partial(settle, done, partial(function, items[start : start + TOGETHER])))
+            self.line.threads[0].post(partial(settle, done, partial(function, items[start : start + ITERATIONS_PER_CALL])))
             while not done.done():
                 self.wait()
             found += done.result()

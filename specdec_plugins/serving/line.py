@@ -12,7 +12,7 @@ from threading import Lock
 from typing import Protocol
 
 from specdec_plugins.decoding.control.steady import Steady
-from specdec_plugins.decoding.loop import TOGETHER, Session
+from specdec_plugins.decoding.loop import ITERATIONS_PER_CALL, Session
 from specdec_plugins.decoding.requests import Commit, Hypothesis, Request
 from specdec_plugins.decoding.roles import Controller
 from specdec_plugins.decoding.stats import DecodeStats
@@ -201,7 +201,7 @@ class Desk:
             patience = ALONE * LATENCY if busy < len(self.line.threads) else LATENCY  # others take what arrives meanwhile
             times = 1 if streams else int(patience / self.seconds)
             began, before = time.perf_counter(), session.stats.passes
-            commits = [*chain(*(each.step(max(1, min(times, TOGETHER)), streams) for each in self.sessions))]
+            commits = [*chain(*(each.step(max(1, min(times, ITERATIONS_PER_CALL)), streams) for each in self.sessions))]
             if passes := session.stats.passes - before:
                 self.seconds = (time.perf_counter() - began) / passes
             self._deliver(commits)

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec_plugins.decoding.backends.torch.layers import Attention, through, whole
+from specdec_plugins.decoding.backends.torch.attention import Attention
+from specdec_plugins.decoding.backends.torch.layers import through, whole
 from specdec_plugins.decoding.backends.torch.state import hide
 from specdec_plugins.decoding.backends.torch.transformer import Transformer
 from specdec_plugins.decoding.drafters.block import Options, check, filled

@@ -9,18 +9,16 @@ B rows, D width, V vocabulary, O outputs, I inputs.
 import ctypes
 import os
 import weakref
-from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes import byref
 from dataclasses import dataclass, replace
-from itertools import chain
 from threading import local
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from specdec_plugins.decoding.backends.cpu.arguments import address, floats, integers, start
 from specdec_plugins.decoding.compiled import Library, kernels
-from specdec_plugins.formats.arrays import address as address_of
 from specdec_plugins.formats.arrays import array as array_of
 from specdec_plugins.formats.files import Mapped
 from specdec_plugins.formats.packed import BYTES, TILE
@@ -165,7 +163,7 @@ class Plane(Handle):
 
 class Screen:
     """Finds the largest logits of a large int4 output layer by approximations (after SVD-softmax, Shim et al. 2017): see
-    `Forward::screen` in forward.h."""
+    `Output::screen` in output.h."""
 
     SAMPLED = 1 << 14  # rows that the basis is computed from
 
@@ -285,23 +283,3 @@ def set_norm(given: ctypes.Structure, norm: Norm | None) -> None:
     """Describe a norm in a call, which copies it."""
     if norm is not None:
         given.weight, given.bias, given.eps, given.rms = address(norm.weight), address(norm.bias), norm.eps, norm.rms
-
-
-def integers(*parts: Iterable[int]) -> "array[int]":
-    """One int64 array of all parts: making several costs more than copying their few numbers."""
-    return array("q", [*chain.from_iterable(parts)])
-
-
-def start(numbers: "array[int] | array[float]") -> int:
-    """The array's address; valid as long as the array."""
-    return numbers.buffer_info()[0]
-
-
-def floats(values: Any) -> np.ndarray:
-    """An array or tensor, contiguous and in float32."""
-    return np.ascontiguousarray(array_of(values), np.float32)
-
-
-def address(values: np.ndarray | None) -> Any:
-    """An array's address; None for none."""
-    return None if values is None else address_of(values)

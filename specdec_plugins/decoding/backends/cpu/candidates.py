@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, numbered
-from specdec_plugins.decoding.backends.cpu.binding import address
+from specdec_plugins.decoding.backends.cpu.arguments import address
 from specdec_plugins.decoding.compiled import kernels
 from specdec_plugins.decoding.noise import Purpose
 from specdec_plugins.decoding.options import Sampling

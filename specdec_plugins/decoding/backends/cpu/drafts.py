@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from specdec_plugins.decoding.backends.candidates import numbered
-from specdec_plugins.decoding.backends.cpu.binding import address, integers, start
+from specdec_plugins.decoding.backends.cpu.arguments import address, integers, start
 from specdec_plugins.decoding.backends.cpu.passes import Buffer
 from specdec_plugins.decoding.backends.cpu.rules import successor_tables
 from specdec_plugins.decoding.backends.cpu.state import SlottedState

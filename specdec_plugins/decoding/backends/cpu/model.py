@@ -14,17 +14,8 @@ from typing import Any
 import numpy as np
 
 from specdec_plugins.decoding.backends import Reading
-from specdec_plugins.decoding.backends.cpu.binding import (
-    DTYPES,
-    Engine,
-    NativeLinear,
-    Projection,
-    Stack,
-    address,
-    floats,
-    integers,
-    start,
-)
+from specdec_plugins.decoding.backends.cpu.arguments import address, floats, integers, start
+from specdec_plugins.decoding.backends.cpu.binding import DTYPES, Engine, NativeLinear, Projection, Stack
 from specdec_plugins.decoding.backends.cpu.passes import BlockPass, Buffer, CausalPass
 from specdec_plugins.decoding.backends.cpu.runner import CpuRunner
 from specdec_plugins.decoding.backends.cpu.state import KVCache, SlottedState

@@ -4,7 +4,8 @@ import ctypes
 
 import numpy as np
 
-from specdec_plugins.decoding.backends.cpu.binding import GROUPS, NativeLinear, integers, start
+from specdec_plugins.decoding.backends.cpu.arguments import integers, start
+from specdec_plugins.decoding.backends.cpu.binding import GROUPS, NativeLinear
 from specdec_plugins.decoding.compiled import Library
 from specdec_plugins.formats.packed import fault
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from specdec_plugins.decoding.backends import NOT_WANTED, Reading
 from specdec_plugins.decoding.backends.candidates import Candidates
-from specdec_plugins.decoding.backends.cpu.binding import address, floats, integers, start
+from specdec_plugins.decoding.backends.cpu.arguments import address, floats, integers, start
 from specdec_plugins.decoding.backends.cpu.candidates import best_few, candidates_of
 from specdec_plugins.decoding.backends.cpu.rules import Choosing, Judging, NativeRepeats
 from specdec_plugins.decoding.backends.cpu.state import SlottedState

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specdec_plugins.decoding.backends.candidates import CANDIDATES, numbered
-from specdec_plugins.decoding.backends.cpu.binding import address, floats, integers, start
+from specdec_plugins.decoding.backends.cpu.arguments import address, floats, integers, start
 from specdec_plugins.decoding.compiled import kernels
 from specdec_plugins.decoding.constraints import Bounds, Repeats
 from specdec_plugins.decoding.options import Tolerance

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from specdec_plugins.decoding.backends import Reordered
-from specdec_plugins.decoding.backends.cpu.binding import integers, start
+from specdec_plugins.decoding.backends.cpu.arguments import integers, start
 from specdec_plugins.decoding.backends.cpu.drafts import GIVEN, drafting_by
 from specdec_plugins.decoding.backends.cpu.passes import CpuPass, results_of
 from specdec_plugins.decoding.backends.cpu.rules import NativeRepeats, NativeSampling

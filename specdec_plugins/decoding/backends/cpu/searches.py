@@ -9,7 +9,7 @@ from ctypes import Structure
 from dataclasses import dataclass, field
 from itertools import islice
 
-from specdec_plugins.decoding.backends.cpu.binding import integers, start
+from specdec_plugins.decoding.backends.cpu.arguments import integers, start
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.compiled import kernels
 from specdec_plugins.decoding.constraints import Constraints

@@ -8,7 +8,7 @@ from ctypes import Structure
 
 import numpy as np
 
-from specdec_plugins.decoding.backends.cpu.binding import address
+from specdec_plugins.decoding.backends.cpu.arguments import address
 from specdec_plugins.decoding.backends.state import GrowingCache, Slots, Sources
 from specdec_plugins.decoding.compiled import kernels
 from specdec_plugins.decoding.requests import Source

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from specdec_plugins.decoding.backends.cpu.arguments import floats, integers, start
 from specdec_plugins.decoding.backends.cpu.binding import (
     GROUPS,
     NO_LOGITS,
@@ -18,10 +19,7 @@ from specdec_plugins.decoding.backends.cpu.binding import (
     Projection,
     Screen,
     Stack,
-    floats,
-    integers,
     mapped,
-    start,
 )
 from specdec_plugins.decoding.backends.cpu.panels import linear_of
 from specdec_plugins.decoding.loading import COPY, DRAFT_VOCABULARY, SUCCESSOR, spread

@@ -17,8 +17,9 @@ from torch import Tensor
 from specdec_plugins.decoding.backends import Reading
 from specdec_plugins.decoding.backends.state import Sources
 from specdec_plugins.decoding.backends.torch.arrays import tensor
+from specdec_plugins.decoding.backends.torch.attention import Attention, Memory
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Executor, Results
-from specdec_plugins.decoding.backends.torch.layers import Attention, Context, Layer, Memory, through, whole
+from specdec_plugins.decoding.backends.torch.layers import Context, Layer, through, whole
 from specdec_plugins.decoding.backends.torch.passes import Choosing, TorchPass
 from specdec_plugins.decoding.backends.torch.state import DenseState, KVCache, hide, span
 from specdec_plugins.decoding.backends.torch.tensors import pad_rows, prefix_tokens, send, source_tokens

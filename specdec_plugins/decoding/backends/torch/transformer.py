@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.torch.layers import Embedding, Layer, capped, ended, rotations_of, through, turn, whole
+from specdec_plugins.decoding.backends.torch.attention import capped
+from specdec_plugins.decoding.backends.torch.layers import Embedding, Layer, ended, rotations_of, through, turn, whole
 from specdec_plugins.decoding.backends.torch.state import hide
 from specdec_plugins.decoding.backends.torch.tensors import send, source_tokens
 from specdec_plugins.decoding.backends.torch.weights import Weights

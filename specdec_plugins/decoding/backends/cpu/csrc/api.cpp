@@ -8,11 +8,11 @@
 #endif
 
 #include <algorithm>
-#include <cstring>
-#include <exception>
 
 #include "batch.h"
 #include "calls.h"
+#include "checks.h"
+#include "encoder.h"
 #include "exported.h"
 #include "forward.h"
 #include "heads.h"
@@ -22,29 +22,6 @@
 #include "screen.h"
 #include "team.h"
 #include "trees.h"
-
-namespace {
-
-// Exceptions must not cross the C interface. Only allocations of memory and threads can fail.
-template <class Call>
-int status_of(Call&& call) {
-    try {
-        call();
-        return 0;
-    } catch (const std::exception&) {
-        return 1;
-    }
-}
-template <class Make>
-auto made(Make&& make) -> decltype(make()) {
-    try {
-        return make();
-    } catch (const std::exception&) {
-        return nullptr;
-    }
-}
-
-}  // namespace
 
 extern "C" {
 
@@ -117,30 +94,10 @@ EXPORTED(int, layer, Stack* stack, const LayerCall* call) {
     return status_of([&] { stack->layers.emplace_back(*call, stack->width, stack->size, stack->heads); });
 }
 
-// Rows that a member of the team encodes at a time: their activations, some 8 KB a row, stay in its second-level cache. On an
-// Intel Xeon with 1 MB of it a row takes 44 us, and 55 us if 32 sentences are encoded together.
-constexpr int64_t ENCODED_ROWS = 32;
-
 // Encodes sentences of these lengths -> output (B, longest, D). Positions past a sentence's end are undefined.
 EXPORTED(int, encode, Engine* engine, const Stack* stack, int64_t batch, int64_t longest, const int64_t* lengths,
          const int64_t* tokens, float* output) {
-    return status_of([&] {
-        const int64_t most = ENCODED_ROWS * engine->team.size;
-        auto& rows = engine->scratch.rows;
-        auto& entries = engine->scratch.entries;
-        for (int64_t first = 0, end; first < batch; first = end) {
-            rows.clear();
-            for (end = first; end < batch && (end == first || int64_t(rows.size()) + lengths[end] <= most); ++end)
-                for (int64_t s = 0; s < lengths[end]; ++s)
-                    rows.push_back({.token = *tokens++, .slot = end - first, .position = s, .visible = lengths[end], .entry = s,
-                                    .source_slot = 0, .source = 0, .target = end * longest + s, .mask = false, .wanted = true});
-            const size_t size = size_t(end - first) * longest * stack->entry();
-            grow(entries, size);
-            const Pass pass{{entries.data(), 0, longest * stack->entry()}, {}, nullptr, false, false, output, nullptr, nullptr};
-            Forward forward(*stack, pass, engine->team, engine->scratch);
-            engine->team.run([&](int member) { forward.run(member); });
-        }
-    });
+    return status_of([&] { encode(*engine, *stack, batch, longest, lengths, tokens, output); });
 }
 
 // Computes cross-attention keys and values: products of encoded (.., longest, I), `width` outputs per layer -> memory. Keys are
@@ -148,43 +105,7 @@ EXPORTED(int, encode, Engine* engine, const Stack* stack, int64_t batch, int64_t
 EXPORTED(int, remember, Engine* engine, const Stack* stack, const Linear* linear, int64_t batch, int64_t longest, const RememberRow* sentences,
          const float* encoded, int64_t width, float* memory, int64_t memory_layer, int64_t memory_slot) {
     return status_of([&] {
-        auto& rows = engine->scratch.rows;
-        rows.clear();
-        for (const RememberRow* each = sentences; each < sentences + batch; ++each)
-            for (int64_t s = 0; s < each->length; ++s)
-                rows.push_back({.token = 0, .slot = each->slot, .position = s, .visible = 0, .entry = s, .source_slot = 0,
-                                .source = 0, .target = each->sentence * longest + s, .mask = false, .wanted = true});
-        Input& input = engine->scratch.input;
-        const int count = int(rows.size()), inputs = linear->inputs;
-        const bool quantised = linear->quantises();
-        input.resize(count, inputs, quantised);
-        Team& team = engine->team;
-        team.run([&](int member) {
-            const Range mine = portion(count, member, team.size);
-            for (int row = mine.from; row < mine.to; ++row) {
-                const float* from = encoded + rows[row].target * inputs;
-                if (quantised)
-                    input.quantise(row, *linear, from);
-                else
-                    std::copy(from, from + inputs, &input.values[size_t(row) * inputs]);
-            }
-            team.sync();
-            multiply(
-                *linear, input, {0, count}, portion(linear->panels, member, team.size),
-                [&](int row, int column) {
-                    return memory + column / width * memory_layer + rows[row].slot * memory_slot + rows[row].position * width +
-                           column % width;
-                },
-                [](float* to, Floats value) { store(to, value); });
-            if (!stack || stack->layers.empty() || stack->layers[0].cross_key.empty()) return;
-            team.sync();
-            for (int row = mine.from; row < mine.to; ++row)
-                for (size_t layer = 0; layer < stack->layers.size(); ++layer) {
-                    float* keys = memory + layer * memory_layer + rows[row].slot * memory_slot + rows[row].position * width;
-                    for (float* head = keys; head < keys + width / 2; head += stack->size)
-                        stack->layers[layer].cross_key(head, head);
-                }
-        });
+        remember(*engine, stack, *linear, {sentences, sentences + batch}, longest, encoded, width, {memory, memory_layer, memory_slot});
     });
 }
 
@@ -196,7 +117,7 @@ EXPORTED(int, read, Engine* engine, const ReadCall* call) {
         if (call->parents) branch_rows(rows, engine->scratch.paths, call->batch, call->rows, call->parents);
         if (call->visible) limit_rows(rows, call->batch, call->rows, *call->visible);
         pass.features = call->features, pass.embeddings = call->embeddings;
-        pass.masses = {call->attention, call->attention_size, call->layer, uint64_t(call->heads)};
+        pass.attention_sums = {call->attention, call->attention_size, call->layer, uint64_t(call->heads)};
         Forward forward(*call->stack, pass, engine->team, engine->scratch);
         engine->team.run([&](int member) { forward.run(member); });
     });
@@ -307,55 +228,7 @@ EXPORTED(void, bits, int64_t seed, int64_t purpose, int64_t count, const int64_t
     for (int64_t i = 0; i < count; ++i) to[i] = token_bits({uint64_t(seed), uint32_t(positions[i]), uint32_t(purpose)}, tokens[i]);
 }
 
-// For tests: random bits of `count` tokens from `first`, a multiple of 4, on -> to, and exponential variates made of them ->
-// variates, both in whole blocks of 64. Status 1: the scalar and the vector generator differ.
-EXPORTED(int, noise, int64_t seed, int64_t purpose, int64_t position, int64_t first, int64_t count, uint32_t* to,
-         float* variates) {
-    const Noise noise{uint64_t(seed), uint32_t(position), uint32_t(purpose)};
-    for (int64_t i = 0; i < count; i += BLOCK) {
-        Words bits[PARTS];
-        block_bits(noise, first + i, bits);
-        for (int part = 0; part < PARTS; ++part) {
-            store(to + i + part * W, bits[part]);
-            store(variates + i + part * W, exponential_of(bits[part]));
-        }
-        for (int lane = 0; lane < BLOCK; ++lane)
-            if (to[i + lane] != token_bits(noise, first + i + lane)) return 1;
-    }
-    return 0;
-}
-
-// For tests: weights of a position's logits (V) after the row's prefix and k drafted tokens -> to (V in whole blocks of 64).
-EXPORTED(int, warp, const Sampling* sampling, const float* logits, int64_t vocabulary, const int64_t* drafted, int64_t k,
-         float* to) {
-    return status_of([&] {
-        std::vector<Draws> draws;
-        warp(*take(sampling, 1, draws), logits, vocabulary, drafted, k, to);
-    });
-}
-
 // Iterations of a batch: see `Machine` in run.h.
 EXPORTED(int, run, Engine* engine, RunCall* call) {
     return status_of([&] { Machine(*call).run(*engine); });
-}
-
-// For tests: attention of N queries (N, D) over the entries that each sees -> to (N, D), together, as in a pass. Entries are keys
-// (D,), then values (D,), `stride` numbers apart. `positions`: of each query the listed ones, then its path.
-EXPORTED(int, attend, int64_t count, int64_t width, int64_t heads, float scale, const float* from, const float* entries,
-         int64_t stride, const SeenRow* rows, const int64_t* positions, float* to) {
-    return status_of([&] {
-        std::vector<Query> queries;
-        size_t room = 0;
-        for (int64_t q = 0; q < count; ++q) {
-            const SeenRow& row = rows[q];
-            Seen seen(row.to);
-            seen.from = row.from, seen.sinks = row.sinks, seen.listed_count = row.listed, seen.branch = row.branch;
-            seen.listed = positions, positions += row.listed;
-            seen.path = row.path ? positions : nullptr, positions += row.path;
-            queries.push_back({from + q * width, seen, to + q * width});
-            room += attention_scratch(int(heads), seen.end(), row.path, stride);
-        }
-        std::vector<float> scratch(room);
-        attend(queries.data(), int(count), entries, stride, {int(heads), int(width / heads), 1, scale}, scratch.data());
-    });
 }

@@ -15,54 +15,14 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "query.h"
 #include "seen.h"
 
 namespace {
 
-// H heads of width K. `group` of them, neighbours, share a head of keys and values.
-struct HeadShape {
-    int heads, size, group = 1;
-    float scale, cap = 0;             // 0: no cap
-    const float* relative = nullptr;  // a bias of scores, (H, 2 (reach + W)): of a key's distance ahead, from -reach - W
-    int reach = 0;
-
-    int keys() const { return heads / group * size; }  // numbers of an entry's keys; its values are as many
-    // The column of keys, or of values, for a query's.
-    int shared(int column) const { return group == 1 ? column : column / size / group * size + column % size; }
-    // The biases of W keys from position `first` on; beyond `reach` all are alike.
-    Floats bias(int head, int64_t first, int64_t position) const {
-        const int64_t ahead = std::clamp<int64_t>(first - position, -reach - W, reach);
-        return load(relative + head * 2 * (reach + W) + ahead + reach + W);
-    }
-    Floats score(Floats product, int head, int64_t first, int64_t position) const {
-        Floats found = scale * product;
-        if (cap) found = capped(found, cap);
-        return relative ? found + bias(head, first, position) : found;
-    }
-};
-
-// A query: what it sees, and where its result goes.
-struct Query {
-    const float* from;  // (H K,)
-    Seen seen;
-    float* to;             // (H K,)
-    int64_t position = 0;   // its own
-    float* mass = nullptr;  // its weights, summed over heads, at each position up to the end, in whole blocks; NULL: not wanted
-    bool added = false;     // to what is there
-    uint64_t heads = ~0ull;  // those that `mass` sums, a bit for each of the first 64; ~0: all
-    const float* memory = nullptr;  // merged attention: entries that it sees as well, of a source, to which `mass` refers; NULL: none
-    Seen source{};                  // of these
-
-    // Of `attend`. The blocks of the source come first: queries of a sentence have them in common.
-    Block* blocks = nullptr;
-    float *weights = nullptr, *norms = nullptr;  // (heads, count, W) and (heads,)
-    int count = 0, next = 0;                     // blocks; the first one that is not computed yet
-    int massed = 0;                              // blocks that `mass` has
-};
-
 // Positions whose entries are taken at a time: what is read of them stays in a first- or second-level cache until all queries
 // have had it, and of values all columns.
-constexpr int TOGETHER = 32;
+constexpr int POSITIONS_PER_STEP = 32;
 
 // Queries that share what is loaded of an entry, as registers have room for their sums: at most.
 constexpr int SIDE_BY_SIDE = 4;
@@ -106,7 +66,7 @@ inline void in_turn(Query* queries, int number, size_t stride, Do&& todo) {
     if (number == 1 && !far(*queries, stride)) return call(queries, 1, 0, queries->count);
     for (int q = 0; q < number; ++q) queries[q].next = 0;
     bool more = true;
-    for (int32_t end = TOGETHER; more; end += TOGETHER) {
+    for (int32_t end = POSITIONS_PER_STEP; more; end += POSITIONS_PER_STEP) {
         more = false;
         Query* group = queries;
         int members = 0, from = 0, to = 0;  // of the group, and its blocks
@@ -228,8 +188,8 @@ inline void soften(const Query& query, int heads) {
         }
         query.norms[head] = 1 / sum(total);
     }
-    for (int b = 0; query.mass && b < query.massed; ++b) {
-        float* to = query.mass + query.blocks[b].first;
+    for (int b = 0; query.attention_sum && b < query.summed; ++b) {
+        float* to = query.attention_sum + query.blocks[b].first;
         Floats total = query.added ? load(to) : Floats(0);
         for (int head = 0; head < heads; ++head)
             if (query.heads == ~0ull || (head < 64 && query.heads >> head & 1))
@@ -247,10 +207,10 @@ __attribute__((noinline)) void attend(Query* queries, int number, const float* e
     for (int q = 0; q < number; ++q) {
         Query& query = queries[q];
         query.blocks = reinterpret_cast<Block*>(scratch);
-        query.massed = query.memory ? blocks_of(query.source, query.memory, stride, query.blocks) : 0;
-        Block* own = query.blocks + query.massed;
+        query.summed = query.memory ? blocks_of(query.source, query.memory, stride, query.blocks) : 0;
+        Block* own = query.blocks + query.summed;
         const int count = blocks_of(query.seen, entries, stride, own);
-        query.count = query.massed + count;
+        query.count = query.summed + count;
         query.weights = reinterpret_cast<float*>(query.blocks + query.count);
         query.norms = query.weights + heads * query.count * W;
         if (query.seen.path)
@@ -262,7 +222,7 @@ __attribute__((noinline)) void attend(Query* queries, int number, const float* e
             for (int b = 0; b < count; ++b) own[b].first += int32_t(first);
             end += first;
         } else {
-            query.massed = count;
+            query.summed = count;
         }
         scratch += attention_scratch(heads, end, path, stride);
     }

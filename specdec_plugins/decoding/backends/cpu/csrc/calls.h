@@ -279,7 +279,7 @@ SHARED_STRUCT(RunCall,
     int64_t screened_passes, computed_panels;  // those that were screened, and what they computed exactly
 )
 
-// For tests: what a query sees: see `Seen` in attention.h. Its listed positions come first, then its path.
+// For tests: what a query sees: see `Seen` in seen.h. Its listed positions come first, then its path.
 SHARED_STRUCT(SeenRow,
     int64_t from, to, sinks, listed, branch, path;
 )

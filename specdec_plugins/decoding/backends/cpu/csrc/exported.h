@@ -1,6 +1,7 @@
 // Structs and functions of the C interface. The library holds their declarations as text, of which binding.py makes ctypes types.
 #pragma once
 
+#include <exception>
 #include <string>
 
 namespace {
@@ -14,6 +15,25 @@ inline std::string& declarations() {
 struct Declaration {
     explicit Declaration(const char* text) { declarations().append(text).append("\n"); }
 };
+
+// Exceptions must not cross the C interface. Only allocations of memory and threads can fail.
+template <class Call>
+int status_of(Call&& call) {
+    try {
+        call();
+        return 0;
+    } catch (const std::exception&) {
+        return 1;
+    }
+}
+template <class Make>
+auto made(Make&& make) -> decltype(make()) {
+    try {
+        return make();
+    } catch (const std::exception&) {
+        return nullptr;
+    }
+}
 
 }  // namespace
 

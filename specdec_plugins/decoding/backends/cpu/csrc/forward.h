@@ -12,38 +12,22 @@
 #include <cstdint>
 #include <vector>
 
-#include "pass.h"
-#include "select.h"
-#include "team.h"
+#include "output.h"
 
 namespace {
 
 // One pass over scratch.rows. Each member of the team calls `run` with its number. Only the constructor allocates.
-class Forward {
+class Forward : Output {
   public:
-    // `alone`: members do not meet, and name the rows that they take.
     Forward(const Stack& stack, const Pass& pass, Team& team, Scratch& scratch, bool alone = false)
-        : stack(stack), pass(pass), team(team), rows(scratch.rows), values(scratch.x), queries(scratch.queries), results(scratch.results),
-          input(scratch.input), mixed(stack.queries() == stack.width ? scratch.input : scratch.mixed), hidden(scratch.hidden),
-          reduced(scratch.reduced), promise(scratch.promise), reaches(scratch.reaches), bounds(scratch.bounds),
-          attention(scratch.attention), count(int(rows.size())) {
-        bool quantised = stack.projection && stack.projection->quantises();
+        : Output(stack, pass, team, scratch, alone), queries(scratch.queries), results(scratch.results),
+          mixed(stack.queries() == stack.width ? scratch.input : scratch.mixed), hidden(scratch.hidden), attention(scratch.attention) {
         int inner = 0;
-        for (const Layer& layer : stack.layers) {
-            quantised |= layer.qkv->quantises();
-            inner = std::max(inner, layer.fc1->outputs);
-        }
-        if (stack.screen) {
-            reduced.resize(count, stack.screen->inputs, stack.screen->quantises());
-            grow(promise, size_t(count) * stack.projection->panels);
-        }
-        if (pass.bounds) grow(reaches, count);
-        input.resize(count, stack.width, quantised || pass.bounds);
+        for (const Layer& layer : stack.layers) inner = std::max(inner, layer.fc1->outputs);
         mixed.resize(count, stack.queries(), quantised);
         hidden.resize(count, inner, quantised);
-        const size_t size = size_t(count) * stack.width, query_size = size_t(count) * stack.queries();
-        grow(values, size), grow(queries, query_size);
-        if (stack.norms == BOTH) grow(results, size);
+        grow(queries, size_t(count) * stack.queries());
+        if (stack.norms == BOTH) grow(results, size_t(count) * stack.width);
         int64_t longest = 0, path = 0;
         for (const Row& row : rows) {
             longest = std::max({longest, row.visible.end() + (stack.merged ? blocks_up_to(row.source.end()) * W : 0), row.source.end()});
@@ -54,17 +38,15 @@ class Forward {
         const size_t room = std::min(count, MOST_QUERIES) * attention_scratch(stack.heads, longest, path, entry);
         for (auto& own : attention)
             if (own.size() < room) own.resize(2 * room);
-        apart = alone || splits();
-        divided = quantised;
     }
 
     void run(int member) {
-        if (!apart) return through(Part{member, portion(count, member, team.size), {}});
+        if (!independent) return through(Part{member, portion(count, member, team.size), {}});
         run(member, {bounds[member], bounds[member + 1]});
     }
     void run(int member, Range mine) {
         const int total = mine.to - mine.from;
-        const int parts = divided ? (total + ROWS_AT_A_TIME - 1) / ROWS_AT_A_TIME : 1;
+        const int parts = quantised ? (total + ROWS_AT_A_TIME - 1) / ROWS_AT_A_TIME : 1;
         for (int part = 0, from = mine.from; part < parts; ++part) {
             int to = std::max(from, mine.from + portion(total, part, parts).to);
             while (to < mine.to && rows[to].slot == rows[to - 1].slot) ++to;
@@ -74,63 +56,16 @@ class Forward {
     }
 
   private:
-    // Minimum rows per thread for splitting a pass by sentence.
-    static constexpr int MIN_ROWS_APART = 8;
     // Rows that a member working alone takes through the pass at a time, with int8 products. Products of wider weights are too
     // slow for caches to matter, and rereading those weights takes longer.
     static constexpr int ROWS_AT_A_TIME = 32;
-    // Rows of a sentence whose attention is computed together: a typical verification. Each takes about 130 KB of scratch memory
-    // for 4,000 positions and 8 heads.
-    static constexpr int MOST_QUERIES = 16;
-    // Panels of a screened projection that are computed exactly.
-    static constexpr int PROMISING = 16;
-
-    // One member's part of the work. With few rows, each member computes some columns of every product, and some rows of
-    // everything else. With enough sentences, each member takes some of them through the whole pass alone: reading all weights
-    // costs less than waiting at barriers and moving data between caches.
-    struct Part {
-        int member;
-        Range rows;
-        Query together[MOST_QUERIES] = {};  // queries whose attention is being computed
-    };
 
     // Takes a part's rows through the whole pass.
     void through(Part part) {
         each_row(part, [&](int row) { embed(row, part); });
-        const int64_t layers = pass.output ? int64_t(stack.layers.size()) : pass.masses.layer + 1;
+        const int64_t layers = pass.output ? int64_t(stack.layers.size()) : pass.attention_sums.layer + 1;
         for (int index = 0; index < layers; ++index) layer(index, part);
         if (pass.output) finish(part);
-    }
-
-    float* x(int row) { return &values[size_t(row) * stack.width]; }
-
-    // Whether the rows can be split evenly between sentences (the rows of a sentence see each other); sets `bounds`.
-    bool splits() {
-        const int fair = count / team.size;
-        if (team.size > 1 && fair < MIN_ROWS_APART) return false;
-        bounds.assign(team.size + 1, count);
-        for (int member = 0; member < team.size; ++member) {
-            int& row = bounds[member] = portion(count, member, team.size).from;
-            while (row && rows[row].slot == rows[row - 1].slot) --row;
-        }
-        for (int member = 0; member < team.size; ++member)
-            if (bounds[member + 1] - bounds[member] > fair + fair / 4) return false;
-        return true;
-    }
-
-    template <class Do>
-    void each_row(const Part& part, Do&& todo) {
-        for (int row = part.rows.from; row < part.rows.to; ++row) todo(row);
-    }
-    void sync() {
-        if (!apart) team.sync();
-    }
-    template <class Place, class Write>
-    void product(const Linear& linear, const Input& from, const Part& part, Place&& place, Write&& write) {
-        if (apart)
-            multiply(linear, from, part.rows, {0, linear.panels}, place, write);
-        else
-            multiply(linear, from, {0, count}, portion(linear.panels, part.member, team.size), place, write);
     }
 
     // Positions beyond the table use its last row. NULL without a table.
@@ -161,27 +96,6 @@ class Forward {
                 store(x(row) + i, fma(load(token + i), embedding.scale, place ? load(place + i) : Floats(0)));
         }
         if (!embedding.norm.empty()) embedding.norm(x(row), x(row));
-    }
-
-    void quantise(Input& what, const Linear& linear, int row) {
-        if (linear.quantises()) what.quantise(row, linear, &what.values[size_t(row) * linear.inputs]);
-    }
-
-    // Makes x the input of a product, normalised if there is a norm.
-    void prepare(const Linear& linear, const Norm* norm, const Part& part) {
-        each_row(part, [&](int row) {
-            float* to = &input.values[size_t(row) * stack.width];
-            if (norm && !norm->empty()) {
-                (*norm)(x(row), to);
-                quantise(input, linear, row);
-            } else if (linear.quantises() && !pass.features) {
-                input.quantise(row, linear, x(row));
-            } else {
-                std::copy(x(row), x(row) + stack.width, to);
-                quantise(input, linear, row);
-            }
-        });
-        sync();
     }
 
     const Norm* before(const Residual& around) const { return stack.norms == AFTER ? nullptr : &around.norm; }
@@ -229,11 +143,11 @@ class Forward {
         for (int first = part.rows.from, end; first < part.rows.to; first = end) {
             for (end = first; end < part.rows.to && end - first < MOST_QUERIES && slot(end) == slot(first); ++end) {
                 const Row& what = rows[end];
-                float* mass = (source || merged) && what.wanted ? pass.masses.of(what.target, index) : nullptr;
+                float* attention_sum = (source || merged) && what.wanted ? pass.attention_sums.of(what.target, index) : nullptr;
                 Query& query = part.together[end - first];
                 query = {this->query(end), source ? what.source : layer.within(what.visible, what.position),
-                         &mixed.values[size_t(end) * stack.queries()], what.position, mass,
-                         index > 0 && pass.masses.layer < 0, pass.masses.heads};
+                         &mixed.values[size_t(end) * stack.queries()], what.position, attention_sum,
+                         index > 0 && pass.attention_sums.layer < 0, pass.attention_sums.heads};
                 if (!merged) continue;
                 query.memory = pass.memory.data + layer.entries * pass.memory.layer + what.source_slot * pass.memory.slot;
                 query.source = what.source;
@@ -295,7 +209,7 @@ class Forward {
     }
 
     void drop_unwanted(Part& part) {
-        if (apart) {
+        if (independent) {
             part.rows.to = compacted(part.rows);
             return;
         }
@@ -316,98 +230,9 @@ class Forward {
         return end;
     }
 
-    void finish(const Part& part) {
-        if (!stack.projection) {
-            each_row(part, [&](int row) {
-                float* to = pass.output + rows[row].target * stack.width;
-                if (stack.last.empty())
-                    std::copy(x(row), x(row) + stack.width, to);
-                else
-                    stack.last(x(row), to);
-            });
-            return;
-        }
-        prepare(*stack.projection, &stack.last, part);
-        if (pass.features)
-            each_row(part, [&](int row) {
-                const float* from = &input.values[size_t(row) * stack.width];
-                std::copy(from, from + stack.width, pass.features + rows[row].target * stack.width);
-            });
-        if (pass.bounds)
-            bound(part);
-        else if (stack.screen)
-            screen(part);
-        else
-            project(*stack.projection, input, pass.output, part);
-        if (stack.logits_cap || !stack.ends.empty()) {
-            sync();
-            each_row(part, [&](int row) {
-                const int count = stack.projection->outputs, whole = count / W * W;
-                float* logits = pass.output + rows[row].target * count;
-                for (int i = 0; stack.logits_cap && i < whole; i += W) store(logits + i, capped(load(logits + i), stack.logits_cap));
-                for (int i = whole; stack.logits_cap && i < count; ++i) logits[i] = first(capped(logits[i], stack.logits_cap));
-                stack.order_ends(logits);
-            });
-        }
-        if (stack.gate) project(*stack.gate, input, pass.gates, part);
-    }
-
-    // Logits of a large output layer for less than its weights cost: approximate ones, of the hidden state in a basis (R, D) and
-    // weights for it (V, R), and exact ones in the panels with the largest of those.
-    void screen(const Part& part) {
-        const Linear &exact = *stack.projection, &basis = *stack.basis, &approximate = *stack.screen;
-        product(basis, input, part, [&](int row, int column) { return &reduced.values[size_t(row) * basis.outputs + column]; }, keep);
-        sync();
-        each_row(part, [&](int row) { quantise(reduced, approximate, row); });
-        sync();
-        project(approximate, reduced, pass.output, part);
-        sync();
-        each_row(part, [&](int row) {
-            float *logits = pass.output + rows[row].target * exact.outputs, *most = &promise[size_t(row) * exact.panels];
-            for (int panel = 0, first = 0; panel < exact.panels; ++panel, first += TILE)
-                most[panel] = largest(logits + first, std::min(TILE, exact.outputs - first));
-            int64_t best[PROMISING];
-            const int kept = std::min(PROMISING, exact.panels);
-            best_few(most, exact.panels, kept, best);
-            for (int each = 0; each < kept; ++each) {
-                const int panel = int(best[each]);
-                multiply(exact, input, {row, row + 1}, {panel, panel + 1}, [&](int, int column) { return logits + column; }, keep);
-            }
-        });
-    }
-
-    // Upper bounds of logits for less than their weights cost: see screen.h. Logits of the other rows.
-    void bound(const Part& part) {
-        const Linear& exact = *stack.projection;
-        each_row(part, [&](int row) { reaches[row] = stack.plane->reach(input, row); });
-        sync();
-        const Range mine = apart ? part.rows : Range{0, count};
-        const Range panels = apart ? Range{0, exact.panels} : portion(exact.panels, part.member, team.size);
-        const int others = std::clamp(pass.bounded, mine.from, mine.to);
-        stack.plane->bound(input, reaches.data(), {mine.from, others}, panels,
-                           [&](int row) { return pass.bounds + rows[row].target * exact.panels; });
-        multiply(exact, input, {others, mine.to}, panels,
-                 [&](int row, int column) { return pass.output + rows[row].target * exact.outputs + column; }, keep);
-    }
-
-    void project(const Linear& linear, const Input& from, float* output, const Part& part) {
-        const auto place = [&](int row, int column) { return output + rows[row].target * linear.outputs + column; };
-        product(linear, from, part, place, keep);
-    }
-
-    const Stack& stack;
-    const Pass& pass;
-    Team& team;
-    std::vector<Row>& rows;
-    std::vector<float>&values, &queries, &results;
-    Input &input, &mixed, &hidden, &reduced;  // `mixed`: what attention makes, apart where rows have another length
-    std::vector<float>& promise;
-    std::vector<Reach>& reaches;
-    std::vector<int>& bounds;
+    std::vector<float>&queries, &results;
+    Input &mixed, &hidden;  // `mixed`: what attention makes, apart where rows have another length
     std::vector<std::vector<float>>& attention;
-    int count;   // rows still being computed
-    bool apart;    // members work alone and meet only at the end,
-    bool divided;  // on few enough rows at a time to stay in their caches
 };
 
 }  // namespace

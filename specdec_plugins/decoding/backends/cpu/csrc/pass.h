@@ -15,7 +15,7 @@ struct Entries {
 };
 
 // Attention to the source.
-struct Masses {
+struct AttentionSums {
     float* data = nullptr;  // (results, size), summed over heads; NULL if not wanted
     int64_t size = 0;       // positions, in whole blocks of attention
     int64_t layer = -1;     // -1: summed over all layers
@@ -32,13 +32,13 @@ struct Pass {
     bool block;           // position embeddings are added before every layer
     bool narrowed;        // some rows have no result: the last layer drops them after computing their keys and values
     float* output;        // (results, V) logits, or (results, D) of a stack without projection; at each row's `target`. NULL: the
-                          // pass ends after the layer of `masses`
+                          // pass ends after the layer of `attention_sums`
     float* gates;         // (results, R); used if the stack has a gate
     float* features;      // (results, D), the input of the output layer; NULL if not wanted
     float* bounds = nullptr;  // (results, panels of the projection) upper bounds of logits in place of these; NULL: not wanted
     int bounded = 0;          // the first so many rows have bounds, the others logits
     const float* embeddings = nullptr;  // (.., D), indexed by the tokens in place of the token embeddings
-    Masses masses{};
+    AttentionSums attention_sums{};
 };
 
 struct Row {
@@ -58,7 +58,7 @@ struct Scratch {
     std::vector<int64_t> paths;  // of the nodes of drafted trees, concatenated
     std::vector<float> x, queries, entries, results;
     Input input, mixed, hidden, reduced;
-    std::vector<float> promise;                 // (N, panels of the projection) their largest approximate logits
+    std::vector<float> panel_max;               // (N, panels of the projection) their largest approximate logits
     std::vector<Reach> reaches;                 // (N) of a pass for bounds
     std::vector<int> bounds;                    // the first row of each member's part
     std::vector<std::vector<float>> attention;  // of each member

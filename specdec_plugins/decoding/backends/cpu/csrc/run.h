@@ -76,7 +76,7 @@ class Machine {
         if (call.parents) branch(engine);
         Pass pass = pass_of(call.caches, false, call.logits, nullptr);
         pass.features = call.features;
-        pass.masses = {call.attention, call.attention_size, call.layer, uint64_t(call.heads)};
+        pass.attention_sums = {call.attention, call.attention_size, call.layer, uint64_t(call.heads)};
         const Plane* plane = call.verifier->plane;
         const int64_t screened = this->screened(engine, plane);
         const Bounds bounds = engine.bounds_of(screened ? plane : nullptr, int(screened), batch * width);
