@@ -31,7 +31,7 @@ from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.loading import frequent
 from specdec_plugins.formats.drafter_folder import Record, read, read_record
 from specdec_plugins.formats.errors import brief
-from specdec_plugins.formats.files import write
+from specdec_plugins.formats.files import write_json
 from specdec_plugins.formats.folder import Pair, save_drafter, save_folder
 from specdec_plugins.formats.spec import fingerprint
 from specdec_plugins.measure.expectation import Costs, pays
@@ -138,7 +138,7 @@ class Work:
     def note(self, seconds: float) -> None:
         """How long distilling has taken so far."""
         self.noted[DISTILLED] = seconds
-        write(self.folder / "run.json", json.dumps(self.noted, indent=1) + "\n")
+        write_json(self.folder / "run.json", self.noted)
 
     # ---- distilling
 

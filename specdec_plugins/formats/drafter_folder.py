@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from specdec_plugins.formats.description import Description, DrafterEntry, read_description, read_json
 from specdec_plugins.formats.errors import UNSAFE
-from specdec_plugins.formats.files import write
+from specdec_plugins.formats.files import write_json
 from specdec_plugins.formats.strict import parse
 
 FORMAT = 1
@@ -106,7 +105,7 @@ def read_record(folder: Path) -> Record:
 def write_description(folder: Path, entry: DrafterEntry, record: Record | None) -> None:
     """Write ``drafter.json``, whole or not at all."""
     described = DrafterDescription(FORMAT, entry, dataclasses.asdict(record) if record else {})
-    write(folder / NAME, json.dumps(dataclasses.asdict(described), indent=1) + "\n")
+    write_json(folder / NAME, dataclasses.asdict(described))
 
 
 def drafters_in(folder: Path) -> tuple[DrafterEntry, ...]:

@@ -2,10 +2,12 @@
 
 import ctypes
 import errno
+import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -32,6 +34,11 @@ def write(path: Path, text: str) -> None:
     """Write a text file, whole or not at all."""
     with whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a file of indented JSON, whole or not at all."""
+    write(path, json.dumps(value, indent=1) + "\n")
 
 
 MADV_DONTNEED = 4

@@ -10,7 +10,6 @@ Folders of format 1 contain fairseq's settings and names, and are read like its 
 import argparse
 import dataclasses
 import errno
-import json
 import logging
 import os
 import shutil
@@ -26,6 +25,7 @@ from specdec_plugins.formats.arrays import WEIGHT_DTYPES, Arrays, Lazy, address,
 from specdec_plugins.formats.code import refuse_own_code
 from specdec_plugins.formats.description import CodecEntry, Description, DrafterEntry, VerifierEntry, codec_entry
 from specdec_plugins.formats.errors import listed
+from specdec_plugins.formats.files import write_json
 from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.model.spec import Heads
 from specdec_plugins.text.codec import Codec, CodecConfig, open_codec
@@ -232,8 +232,7 @@ def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False, 
         drafter, others = (drafters[0], tuple(drafters[1:])) if drafters else (None, ())
         languages = config.source_lang, config.target_lang
         described = Description(description.FORMAT, *languages, codec, entry, drafter, others, alignment=pair.alignment)
-        text = json.dumps(dataclasses.asdict(described), indent=1)
-        (temporary / "model.json").write_text(f"{text}\n", encoding="utf-8")
+        write_json(temporary / "model.json", dataclasses.asdict(described))
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -1,6 +1,5 @@
 """A certificate: how a folder's token ids, logits and outputs compare with those of transformers, on some text."""
 
-import json
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +15,7 @@ from specdec_plugins.decoding.backends import LoadedModel, Reading
 from specdec_plugins.decoding.drafters import agreeing
 from specdec_plugins.decoding.requests import Source
 from specdec_plugins.engine import Engine
-from specdec_plugins.formats.files import write
+from specdec_plugins.formats.files import write_json
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.settings import Settings
 from specdec_plugins.text.framed import Framed
@@ -68,7 +67,7 @@ class Certificate:
         return "\n".join(said)
 
     def save(self, folder: str) -> None:
-        write(Path(folder) / "certificate.json", json.dumps(asdict(self), indent=1) + "\n")
+        write_json(Path(folder) / "certificate.json", asdict(self))
 
 
 def library() -> Any:
