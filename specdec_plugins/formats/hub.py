@@ -4,7 +4,6 @@ cache.
 Only the files that one needs are fetched; pickled weights only where a repository has no others. Needs no torch.
 """
 
-import json
 import logging
 import os
 import re
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from specdec_plugins.extras import install_command
+from specdec_plugins.formats.description import read_json
 from specdec_plugins.formats.drafter_folder import NAME as DRAFTER
 from specdec_plugins.formats.errors import brief
 
 NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)  # a repository, and its revision if given
-MAX_JSON_BYTES = 1_000_000
 DESCRIPTIONS = tuple(
     """
     model.json config.json generation_config.json tokenizer_config.json special_tokens_map.json added_tokens.json tokenizer.json
@@ -171,13 +170,10 @@ def _drafters(described: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _object(path: Path) -> dict[str, Any]:
     """A JSON object; empty for a damaged one."""
-    with open(path, "rb") as stream:
-        data = stream.read(MAX_JSON_BYTES)
     try:
-        described = json.loads(data)
-    except (ValueError, RecursionError):
+        return read_json(path)
+    except ValueError:
         return {}
-    return described if isinstance(described, dict) else {}
 
 
 def _patterns(names: Iterable[Any]) -> list[str]:

@@ -1,7 +1,6 @@
 """Glossaries that clients store on the server, in memory or in a folder. Each key sees its own."""
 
 import json
-import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 
+from specdec_plugins.formats import files
 from specdec_plugins.serving.refused import Refused
 from specdec_plugins.text.glossary import Glossary
 
@@ -90,13 +90,9 @@ def owner(account: str) -> str:
 
 
 def write(folder: Path, stored: Stored) -> None:
-    """Write a file whole or not at all."""
-    path = folder / f"{stored.id}.json"
-    beside = path.with_suffix(".part")
     record = {name: getattr(stored, name) for name in FIELDS}
     pairs = [(term.source, term.target) for term in stored.glossary.terms]
-    beside.write_text(json.dumps({**record, "pairs": pairs}), encoding="utf-8")
-    os.replace(beside, path)
+    files.write(folder / f"{stored.id}.json", json.dumps({**record, "pairs": pairs}))
 
 
 def read(path: Path) -> Stored:
