@@ -1,7 +1,8 @@
-"""Atomic writes, and files mapped into memory."""
+"""Atomic writes, locks, and files mapped into memory."""
 
 import ctypes
 import errno
+import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -39,6 +40,17 @@ def write(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write a file of indented JSON, whole or not at all."""
     write(path, json.dumps(value, indent=1) + "\n")
+
+
+def lock(file: int, taken: str) -> None:
+    """Lock an open file until it is closed. Raises ValueError with the message ``taken`` if it is locked. File systems without
+    locks do nothing."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(taken) from None
+    except OSError:
+        pass
 
 
 MADV_DONTNEED = 4
