@@ -12,7 +12,7 @@ from typing import Any
 from specdec_plugins import __version__
 from specdec_plugins.commands import ready
 from specdec_plugins.commands.progress import Steps
-from specdec_plugins.commands.runner import Parser, out_of_range, run_command, say, whole
+from specdec_plugins.commands.runner import Parser, command, out_of_range, say, whole
 from specdec_plugins.commands.translate import BUFFER_SIZE, model_name, require
 from specdec_plugins.commands.translation.answers import Answerer, Answers, identity, settings_of
 from specdec_plugins.commands.translation.faults import decoding_faults
@@ -86,10 +86,6 @@ def parser() -> Parser:
     own = {"inputs", "column", "compress", "shard_size", "dedup", "dry_run", "on_error"}
     p.rare = {action.dest for action in p._actions} - ((COMMON | own) - {"beta", "tau", "trace"})
     return p
-
-
-def main(argv: list[str] | None = None) -> int:
-    return run_command(parser(), argv, run, check, resumption=": run the same command to resume")
 
 
 def check(options: argparse.Namespace) -> list[Fault]:
@@ -215,6 +211,8 @@ def translated(executor: Executor, plan: Plan, done: Sequence[ShardReport], job:
                 steps.step(f"{plan.records - total + count:,} of {plan.records:,} lines, {speed:,.0f} tokens/s", count)
             yield report
 
+
+main = command(parser, run, check, resumption=": run the same command to resume")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -20,9 +20,10 @@ BETA, TAU = 2, 0.3
 
 def parser() -> Parser:
     p = Parser(prog="python -m specdec_plugins.commands.demo", description=(__doc__ or "").replace("``", ""))
-    p.add_argument("--model", type=Path, metavar="DIR", help="another model folder")
-    p.add_argument("--input", type=Path, metavar="FILE", help="and sentences for it")
-    p.add_argument("--batch-size", default=1, type=whole, metavar="N")
+    add = p.add_argument
+    add("--model", type=Path, metavar="DIR", help="another model folder")
+    add("--input", type=Path, metavar="FILE", help="and sentences for it")
+    add("--batch-size", default=1, type=whole, metavar="N")
     return p
 
 

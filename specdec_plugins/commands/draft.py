@@ -9,7 +9,7 @@ from pathlib import Path
 from specdec_plugins.commands import ready
 from specdec_plugins.commands.card import ON_CARDS, rewrite
 from specdec_plugins.commands.progress import Steps
-from specdec_plugins.commands.runner import Parser, command, number, out_of_range, same_file, whole
+from specdec_plugins.commands.runner import Parser, add_languages, command, number, out_of_range, same_file, whole
 from specdec_plugins.extras import needed
 from specdec_plugins.fields import Fault
 from specdec_plugins.formats import hub
@@ -25,57 +25,53 @@ def parser() -> Parser:
         description="Train a drafter for a model from source text, and write a copy of the model that has it, and the drafter "
         "alone with a model card. Run again, it continues where it stopped.",
     )
-    p.add_argument(
+    add = p.add_argument
+    add(
         "model",
         metavar="MODEL",
         help="model folder, Hugging Face folder, or ORG/NAME of its Hub; with --card, a folder that this command made",
     )
-    p.add_argument("--sources", metavar="TEXT", help="source text, one sentence per line, as you translate it; .gz allowed")
-    p.add_argument("--output", metavar="FOLDER", help="the folder to make")
-    p.add_argument(
+    add("--sources", metavar="TEXT", help="source text, one sentence per line, as you translate it; .gz allowed")
+    add("--output", metavar="FOLDER", help="the folder to make")
+    add(
         "--minutes",
         type=number,
         default=20.0,
         metavar="M",
         help="time for translating the text and training, at most (default: 20)",
     )
-    p.add_argument("--estimate", action="store_true", help="only say, in a minute, what a drafter would bring on this machine")
-    p.add_argument("--card", action="store_true", help="only rewrite the model card (README.md) of a trained drafter")
-    p.add_argument(
-        "--licence", metavar="ID", help="the drafter's licence, for its card, as the Hub names it: cc-by-4.0, mit, ..."
-    )
-    p.add_argument(
+    add("--estimate", action="store_true", help="only say, in a minute, what a drafter would bring on this machine")
+    add("--card", action="store_true", help="only rewrite the model card (README.md) of a trained drafter")
+    add("--licence", metavar="ID", help="the drafter's licence, for its card, as the Hub names it: cc-by-4.0, mit, ...")
+    add(
         "--data",
         metavar="WHAT",
         help="what the text is, for the card: words, or ORG/NAME of a data set of the Hub (default: the file's name)",
     )
-    p.add_argument("--name", metavar="ORG/NAME", help="the drafter's name on the Hub, for the card")
-    p.add_argument(
+    add("--name", metavar="ORG/NAME", help="the drafter's name on the Hub, for the card")
+    add(
         "--recipe",
         default="glide",
         metavar="NAME",
         help="the drafter: glide (default), block_causal, published, another of docs/drafters.md, or module:object",
     )
-    p.add_argument(
-        "--drafter-options", nargs="+", default=[], metavar="NAME=VALUE", help="options of the drafter, such as layers=1"
-    )
-    p.add_argument("-s", "--source-lang", metavar="LANG", help="of the text, for multilingual models")
-    p.add_argument("-t", "--target-lang", metavar="LANG", help="of the translations, for multilingual models")
-    p.add_argument(
+    add("--drafter-options", nargs="+", default=[], metavar="NAME=VALUE", help="options of the drafter, such as layers=1")
+    add_languages(add, "of the text, for multilingual models", "of the translations, for multilingual models")
+    add(
         "--too-long",
         choices=("error", "skip"),
         default="error",
         help="of lines longer than the model reads: stop with their numbers (default), or leave them out",
     )
-    p.add_argument("--threads", type=whole, metavar="N", help="CPU threads (default: one per usable CPU)")
-    p.add_argument("--updates", type=whole, metavar="N", help="make N updates, whatever time they take")
-    p.add_argument(
+    add("--threads", type=whole, metavar="N", help="CPU threads (default: one per usable CPU)")
+    add("--updates", type=whole, metavar="N", help="make N updates, whatever time they take")
+    add(
         "--precision",
         choices=("auto", "float32", "bf16"),
         default="auto",
         help="of matrix products in training (default: the faster one)",
     )
-    p.add_argument("--seed", type=whole, default=1, metavar="S", help="(default: 1)")
+    add("--seed", type=whole, default=1, metavar="S", help="(default: 1)")
     p.rare = {"updates", "precision", "seed", "drafter_options", "data", "name"}
     return p
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specdec_plugins.commands import ready
-from specdec_plugins.commands.runner import Parser, command, out_of_range, print_sizes, whole
+from specdec_plugins.commands.runner import Parser, add_languages, command, out_of_range, print_sizes, whole
 from specdec_plugins.fields import Fault
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.vocabulary import SPECIAL
@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 
 def parser() -> Parser:
     p = Parser(prog="specdec-pack", description="Make a model folder from fairseq checkpoints, dictionaries and BPE codes.")
-    p.add_argument(
+    add = p.add_argument
+    add(
         "--verifier",
         required=True,
         metavar="PT|DIR",
         help="fairseq checkpoint of the autoregressive model, or the model folder that has it",
     )
-    p.add_argument("--drafter", metavar="PT|DIR", help="checkpoint or folder of the drafter (default: those of the model folder)")
-    p.add_argument("--add", action="store_true", help="keep the model folder's drafters that are of another kind")
-    p.add_argument(
+    add("--drafter", metavar="PT|DIR", help="checkpoint or folder of the drafter (default: those of the model folder)")
+    add("--add", action="store_true", help="keep the model folder's drafters that are of another kind")
+    add(
         "--devices",
         nargs="+",
         choices=("cpu", "cuda"),
@@ -36,20 +37,19 @@ def parser() -> Parser:
         metavar="D",
         help="cpu, cuda: where this drafter is the folder's default (default: where no other is)",
     )
-    p.add_argument("--data", metavar="DIR", help="folder with both dictionaries (dict.LANG.txt); a model folder has its own")
-    p.add_argument("--codes", metavar="FILE", help="BPE codes; without them the folder translates only subwords")
-    p.add_argument("-s", "--source-lang", metavar="LANG", help="(default: the verifier's)")
-    p.add_argument("-t", "--target-lang", metavar="LANG", help="(default: the verifier's)")
-    p.add_argument("--block-size", type=whole, metavar="K", help="the folder's draft length (default: as trained)")
-    p.add_argument(
+    add("--data", metavar="DIR", help="folder with both dictionaries (dict.LANG.txt); a model folder has its own")
+    add("--codes", metavar="FILE", help="BPE codes; without them the folder translates only subwords")
+    add_languages(add, "(default: the verifier's)", "(default: the verifier's)")
+    add("--block-size", type=whole, metavar="K", help="the folder's draft length (default: as trained)")
+    add(
         "--draft-vocabulary",
         type=Path,
         metavar="TEXT",
         help="draft only the tokens that make up 99 %% of this text of target subwords, such as "
         "distilled/text/train.LANG of train.sh: cheaper, about the same acceptance (default: as trained)",
     )
-    p.add_argument("--half", action="store_true", help="store weights in float16: half the size, slightly different numbers")
-    p.add_argument(
+    add("--half", action="store_true", help="store weights in float16: half the size, slightly different numbers")
+    add(
         "--dtype",
         nargs="+",
         choices=("int8", "int4"),
@@ -58,18 +58,18 @@ def parser() -> Parser:
         help="int8, int4: also store the weights packed for this --dtype of other commands, which then start faster and share "
         "one copy in memory",
     )
-    p.add_argument(
+    add(
         "--only",
         action="store_true",
         help="of the layers' matrices store these alone: the folder is small, and other data types compute with rounded weights",
     )
-    p.add_argument(
+    add(
         "--calibrate",
         type=Path,
         metavar="TEXT",
         help="source text, a sentence a line, for which --dtype int4 rounds the weights best; 500 lines are enough",
     )
-    p.add_argument("--output", required=True, metavar="DIR", help="the folder to make")
+    add("--output", required=True, metavar="DIR", help="the folder to make")
     return p
 
 

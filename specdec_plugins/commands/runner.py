@@ -53,6 +53,12 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{printable(self.prog)}: error: {printable(message)}\n")
 
 
+def add_languages(add: Callable[..., object], source: str, target: str) -> None:
+    """The options -s and -t with these help texts; ``add`` is the ``add_argument`` of a parser or a group."""
+    add("-s", "--source-lang", metavar="LANG", help=source)
+    add("-t", "--target-lang", metavar="LANG", help=target)
+
+
 class Version(argparse.Action):
     """Prints the version and the kernels that this machine has."""
 
