@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from specdec_plugins.formats.arrays import BFLOAT16, address, aligned, array, float16, is_floating
+from specdec_plugins.formats.arrays import BFLOAT16, Tensors, address, aligned, array, float16, is_floating
 from specdec_plugins.formats.errors import brief
 from specdec_plugins.formats.files import Mapped, mapping, whole
 from specdec_plugins.formats.spec import all_finite
@@ -50,7 +50,7 @@ def readable(path: Path) -> Iterator[None]:
         raise ValueError(f"{path}: not a readable safetensors file, or a damaged one ({brief(error)})") from None
 
 
-def read(path: Path) -> dict[str, np.ndarray]:
+def read(path: Path) -> Tensors:
     """A file's tensors as stored, in its order, mapped into memory. Raises ValueError naming the file.
 
     safetensors checks the header: the tensors follow it in order, without gaps, to the end of the file.
@@ -62,7 +62,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
         stored = [(name, entry.get_dtype(), tuple(entry.get_shape())) for name, entry in entries]
     content = np.asarray(np.memmap(path, np.uint8, "c"))
     mapping(path)
-    place, found = LENGTH.size + LENGTH.unpack(content[: LENGTH.size].tobytes())[0], dict[str, np.ndarray]()
+    place, found = LENGTH.size + LENGTH.unpack(content[: LENGTH.size].tobytes())[0], Tensors()
     for name, kind, shape in stored:
         if kind not in DTYPES:
             raise ValueError(f"{path}: the weight {brief(name)} has the data type {brief(kind)}, which is not supported")

@@ -1,6 +1,7 @@
 """What a Hugging Face folder asks of `generate`, as the engine does it: read from the code of transformers 5.24."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from specdec_plugins.decoding.options import MAX_BEAMS, MAX_LENGTH_PENALTY
 from specdec_plugins.formats.huggingface.asked import Asked
@@ -32,15 +33,17 @@ HONOURED = {
 
 @dataclass(frozen=True)
 class Generation:
+    """Fields of a `ModelSpec`."""
+
     symbols: Symbols
     forced: tuple[int, ...]
     suppressed: tuple[int, ...]
-    ends: tuple[int, ...]  # tokens that end an output, beside eos
-    rules: OutputRules
+    ends: tuple[int, ...]
+    outputs: OutputRules
 
-    def symbols_with(self, unknown: int) -> Symbols:
-        """The symbols of a model whose drafters read this token for unknown ones."""
-        return replace(self.symbols, mask=unknown)
+    def fields(self, unknown: int) -> dict[str, Any]:
+        """All by name, of a model whose drafters read this token for unknown ones."""
+        return {**vars(self), "symbols": replace(self.symbols, mask=unknown)}
 
 
 def generation_of(asked: Asked, config: Asked, whole: bool) -> Generation:
