@@ -61,14 +61,11 @@ def _sound(value: Any) -> bool:
     if isinstance(value, str):
         return len(value) <= MAX_TEXT and not any(ord(each) in UNSAFE or 0xD800 <= ord(each) < 0xE000 for each in value)
     if isinstance(value, Mapping):
-        return len(value) <= MAX_ENTRIES and all(map(_sound, value)) and all(not _nested(each) for each in value.values())
+        nested = any(isinstance(each, (Mapping, list, tuple)) for each in value.values())
+        return len(value) <= MAX_ENTRIES and not nested and all(map(_sound, [*value, *value.values()]))
     if isinstance(value, tuple):
         return len(value) <= MAX_ENTRIES and all(map(_sound, value))
     return value is None or (isinstance(value, (int, float)) and 0 <= value <= MAX_NUMBER)
-
-
-def _nested(value: Any) -> bool:
-    return isinstance(value, (Mapping, list, tuple)) or not _sound(value)
 
 
 @dataclass(frozen=True)

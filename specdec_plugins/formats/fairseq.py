@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from specdec_plugins.formats.arrays import Arrays, arrays
+from specdec_plugins.formats.arrays import Arrays, Tensors, arrays
 from specdec_plugins.formats.checkpoint import Checkpoint, CheckpointError, model_args, task_settings
 from specdec_plugins.formats.errors import brief, listed
-from specdec_plugins.formats.spec import DrafterModel, Model, own_shapes, sinusoidal_table, tensor_faults, tensor_shapes
+from specdec_plugins.formats.spec import DrafterModel, Model, own_shapes, sides, sinusoidal_table, tensor_faults, tensor_shapes
 from specdec_plugins.model.spec import Attention, Embedding, FeedForward, ModelSpec, SideSpec, Symbols
 
 PAD = Symbols().pad
@@ -42,14 +42,7 @@ SPEC_SETTINGS = frozenset(
         *(
             f"{side}_{name}"
             for side in SIDES
-            for name in (
-                "embed_dim",
-                "ffn_embed_dim",
-                "layers",
-                "attention_heads",
-                "normalize_before",
-                "learned_pos",
-            )
+            for name in "embed_dim ffn_embed_dim layers attention_heads normalize_before learned_pos".split()
         ),
     }
 )
@@ -208,10 +201,10 @@ def announced(args: Mapping[str, Any]) -> Iterator[str]:
         yield "decoder.successor.out.weight"
 
 
-def modern_names(weights: Arrays) -> dict[str, np.ndarray]:
+def modern_names(weights: Arrays) -> Tensors:
     """Weights by fairseq 0.12's names; older versions named and packed some differently."""
     norms = {"encoder": ("self_attn", "final"), "decoder": ("self_attn", "encoder_attn", "final")}
-    renamed: dict[str, np.ndarray] = {}
+    renamed: Tensors = {}
     for name, tensor in weights.items():
         side, _, rest = name.partition(".")
         number = re.fullmatch(r"(layers\.\d+)\.layer_norms\.(\d)\.(weight|bias)", rest)
@@ -258,11 +251,11 @@ def spec_of(args: Mapping[str, Any], weights: Arrays, unscaled: bool) -> ModelSp
     return ModelSpec(side("encoder", "max_source_positions"), side("decoder", "max_target_positions"))
 
 
-def canonical(weights: Arrays, spec: ModelSpec) -> dict[str, np.ndarray]:
+def canonical(weights: Arrays, spec: ModelSpec) -> Tensors:
     """The tensors of the function by canonical names, with sinusoidal tables, and tied output projections, which older versions
     omit."""
     tensors = {name: tensor for name, tensor in weights.items() if not NO_WEIGHTS.fullmatch(name)}
-    for name, side in (("encoder", spec.encoder), ("decoder", spec.decoder)):
+    for name, side in sides(spec).items():
         if f"{name}.embed_positions.weight" not in tensors and (table := sinusoidal_table(side)) is not None:
             tensors[f"{name}.embed_positions.weight"] = table
     if "decoder.embed_tokens.weight" in tensors:

@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+AnyPath = str | os.PathLike[str]
+
 
 @contextmanager
-def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
+def whole(path: AnyPath) -> Iterator[Path]:
     """Yields a temporary path that replaces ``path`` at the end, with a new file's permissions. An error leaves ``path`` as it
     was."""
     path = Path(path)
@@ -57,7 +59,7 @@ MADV_DONTNEED = 4
 _mapped = set[str]()  # the files of weights that this process has mapped
 
 
-def mapping(path: str | os.PathLike[str]) -> None:
+def mapping(path: AnyPath) -> None:
     """Note that a file of weights is mapped. `unload` drops the pages of no other: a library's hold its relocated data."""
     _mapped.add(os.path.realpath(path))
 

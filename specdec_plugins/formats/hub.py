@@ -16,6 +16,7 @@ from specdec_plugins.extras import install_command
 from specdec_plugins.formats.description import read_json
 from specdec_plugins.formats.drafter_folder import NAME as DRAFTER
 from specdec_plugins.formats.errors import brief
+from specdec_plugins.formats.files import AnyPath
 
 NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)  # a repository, and its revision if given
 DESCRIPTIONS = tuple(
@@ -31,17 +32,17 @@ WEIGHTS = (
 )
 
 
-def find(name: str | os.PathLike[str]) -> Path:
+def find(name: AnyPath) -> Path:
     """The folder of a model: ``name`` itself, or the fetched files of a model of the Hub. Raises ValueError or ImportError."""
     return _found(name, "model", fetch)
 
 
-def find_drafter(name: str | os.PathLike[str]) -> Path:
+def find_drafter(name: AnyPath) -> Path:
     """As `find`, the folder of a drafter, or of a model that drafts; only the drafter of a model that has one is fetched."""
     return _found(name, "drafter", fetch_drafter)
 
 
-def _found(name: str | os.PathLike[str], what: str, fetched: Callable[[str, str | None], Path]) -> Path:
+def _found(name: AnyPath, what: str, fetched: Callable[[str, str | None], Path]) -> Path:
     path, match = Path(name), NAME.fullmatch(os.fspath(name))
     if path.exists():
         return path
@@ -56,7 +57,7 @@ def short(name: str) -> str:
     return match[1].rpartition("/")[2] if match else Path(name).resolve().name
 
 
-def pinned(name: str, folder: str | os.PathLike[str]) -> str:
+def pinned(name: str, folder: AnyPath) -> str:
     """What means the same model on every machine: the folder's commit of a model of the Hub, or the folder's own name."""
     match = None if Path(name).exists() else NAME.fullmatch(name)
     return f"{match[1]}@{Path(folder).name}" if match else name

@@ -3,17 +3,15 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
-
 from specdec_plugins.formats import tensors
-from specdec_plugins.formats.arrays import arrays
+from specdec_plugins.formats.arrays import Tensors, arrays
 from specdec_plugins.formats.description import read_json
-from specdec_plugins.formats.spec import storage_fault
+from specdec_plugins.formats.spec import storage_faults
 
 KINDS = ("model.safetensors", "pytorch_model.bin")
 
 
-def read_weights(folder: Path) -> dict[str, np.ndarray]:
+def read_weights(folder: Path) -> Tensors:
     """Every tensor of the folder's weights. Raises ValueError naming the file at fault."""
     for name in KINDS:
         index = folder / f"{name}.index.json"
@@ -38,7 +36,7 @@ def shards(index: Path) -> Iterable[str]:
     return files
 
 
-def read_file(path: Path) -> dict[str, np.ndarray]:
+def read_file(path: Path) -> Tensors:
     if path.suffix == ".safetensors":
         return tensors.read(path)
     from specdec_plugins.formats import pytorch  # with the zip and pickle modules, which other folders do without
@@ -46,7 +44,6 @@ def read_file(path: Path) -> dict[str, np.ndarray]:
     found = pytorch.read(path)
     if not isinstance(found, dict):
         raise ValueError(f"{path}: no weights by name")
-    for name, tensor in found.items():
-        if type(name) is not str or (fault := storage_fault(tensor)):
-            raise ValueError(f"{path}: the weight {name!r:.80} {fault if type(name) is str else 'has no name'}")
+    if fault := storage_faults(found):
+        raise ValueError(f"{path}: {fault}")
     return arrays(found)
