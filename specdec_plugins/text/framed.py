@@ -4,7 +4,7 @@ Ids of special tokens come from the model folder (`TextOptions`), eos from the m
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from specdec_plugins.formats.strict import parse
 from specdec_plugins.text.codec import Codec, CodecConfig, Encoded, NoLanguage, Redecoded
 from specdec_plugins.text.languages import language, two_letters
 from specdec_plugins.text.vocabulary import Vocabulary
-from specdec_plugins.text.words import Span, align
+from specdec_plugins.text.words import Align, Span, align
 
 if TYPE_CHECKING:
     from specdec_plugins.model.spec import Symbols
@@ -138,7 +138,7 @@ class Framed:
         if self.multilingual:
             self.skipped |= frozenset(options.languages.values())
 
-    def tokenize(self, text: str, side: str) -> tuple[list[int], Callable[[], list[Span]]]:
+    def tokenize(self, text: str, side: str) -> tuple[list[int], Align]:
         """The ids of a text without special tokens at its ends, and a function that computes the characters they stand for."""
         raise NotImplementedError
 
