@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,12 +138,11 @@ def certify(
         counts["texts"] += tokenizer.decode(tokens, skip_special_tokens=True) == pair.codec.decode(tokens)
         forced = {"forced_bos_token_id": source.forced[0]} if source.forced else {}
         length = request.limit + 1 + engine.rules.ends  # `generate` counts the start token
-        row = model.generate(torch.tensor([theirs]), num_beams=1, do_sample=False, max_length=length, **forced)[0, 1:].tolist()
-        wanted = ended(row, ends)
+        generate = partial(model.generate, torch.tensor([theirs]), do_sample=False, max_length=length, **forced)
+        wanted = ended(generate(num_beams=1)[0, 1:].tolist(), ends)
         counts["outputs"] += wanted == tokens
         if searched:
-            row = model.generate(torch.tensor([theirs]), do_sample=False, max_length=length, **forced)[0, 1:].tolist()
-            counts["searched"] += ended(row, ends) == searched[number]
+            counts["searched"] += ended(generate()[0, 1:].tolist(), ends) == searched[number]
 
         written = [symbols.start, *tokens]
         logits = model(torch.tensor([source.ids]), decoder_input_ids=torch.tensor([written])).logits[0]
