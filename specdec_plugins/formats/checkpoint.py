@@ -47,10 +47,10 @@ class Node(Mapping[Any, Any]):
 
 
 OMEGACONF = {
-    "dictconfig": ("DictConfig",),
-    "listconfig": ("ListConfig",),
-    "base": ("ContainerMetadata", "Metadata"),
-    "nodes": ("AnyNode", "BooleanNode", "EnumNode", "FloatNode", "IntegerNode", "StringNode"),
+    "dictconfig": "DictConfig",
+    "listconfig": "ListConfig",
+    "base": "ContainerMetadata Metadata",
+    "nodes": "AnyNode BooleanNode EnumNode FloatNode IntegerNode StringNode",
 }
 
 
@@ -67,7 +67,7 @@ def allow_fairseq_types() -> None:
     for name, classes in OMEGACONF.items():
         module = f"omegaconf.{name}"
         found = import_module(module) if installed else None
-        types += [getattr(found, each) if found else type(each, (Node,), {"__module__": module}) for each in classes]
+        types += [getattr(found, each) if found else type(each, (Node,), {"__module__": module}) for each in classes.split()]
     torch.serialization.add_safe_globals(types)
 
 

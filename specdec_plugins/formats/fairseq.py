@@ -48,12 +48,10 @@ SPEC_SETTINGS = frozenset(
 )
 HARMLESS: dict[str, tuple[Any, ...]] = {  # besides None
     **dict.fromkeys(
-        tuple(
-            """
+        """
             adaptive_input char_inputs cross_self_attention full_context_alignment merge_src_tgt_embed no_cross_attention
             no_token_positional_embeddings scale_attn scale_fc scale_heads scale_resids
-        """.split()
-        ),
+        """.split(),
         (False,),
     ),
     **dict.fromkeys(("base_layers", "quant_noise_pq", "quant_noise_scalar"), (0,)),
@@ -61,15 +59,13 @@ HARMLESS: dict[str, tuple[Any, ...]] = {  # besides None
     "adaptive_softmax_cutoff": (),
 }
 WITHOUT_EFFECT = frozenset(
-    {
-        *"""
+    """
         activation_dropout attention_dropout dropout relu_dropout encoder_layerdrop decoder_layerdrop encoder_embed_path
         decoder_embed_path checkpoint_activations offload_activations min_params_to_wrap export adaptive_input_cutoff
         adaptive_input_factor adaptive_softmax_dropout adaptive_softmax_factor tie_adaptive_weights tie_adaptive_proj
         base_sublayers base_shuffle quant_noise_pq_block_size apply_bert_init freeze_encoder pooler_activation_fn pooler_dropout
         spectral_norm_classification_head
     """.split()
-    }
 )
 # fairseq's names for model options...
 MODEL_OPTION = re.compile(
@@ -77,13 +73,11 @@ MODEL_OPTION = re.compile(
 )
 # ...and options of training, data and generation that look the same.
 NO_MODEL_OPTIONS = frozenset(
-    {
-        *"""
+    """
         decoder_langtok encoder_langtok max_positions no_beamable_mm no_bias_correction no_early_stop no_epoch_checkpoints
         no_last_checkpoints no_progress_bar no_repeat_ngram_size no_reshard_after_forward no_save no_save_optimizer_state
         no_save_optimizer_state_on_training_finished no_seed_provided no_shuffle no_whole_word_mask_langs scale_parameter
     """.split()
-    }
 )
 # Not part of the function: counters, sinusoidal tables (computed again), unused heads, markers.
 NO_WEIGHTS = re.compile(

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from specdec_plugins.formats.arrays import BFLOAT16, Tensors, address, aligned, array, float16, is_floating
@@ -18,22 +17,13 @@ from specdec_plugins.formats.spec import all_finite
 
 # The format's names of data types: https://github.com/huggingface/safetensors
 DTYPES = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": BFLOAT16,
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-    "I64": np.dtype(np.int64),
-    "I32": np.dtype(np.int32),
-    "I16": np.dtype(np.int16),
-    "I8": np.dtype(np.int8),
-    "U64": np.dtype(np.uint64),
-    "U32": np.dtype(np.uint32),
-    "U16": np.dtype(np.uint16),
-    "U8": np.dtype(np.uint8),
-    "BOOL": np.dtype(np.bool_),
-}
+    name: np.dtype(ours)
+    for name, ours in {
+        "F64": "float64", "F32": "float32", "F16": "float16", "BF16": BFLOAT16.name, "F8_E4M3": "float8_e4m3fn",
+        "F8_E5M2": "float8_e5m2", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32",
+        "U16": "uint16", "U8": "uint8", "BOOL": "bool",
+    }.items()
+}  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LENGTH = struct.Struct("<Q")  # of the header, before it
 CACHE_LINE = 64  # bytes; where data begin

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specdec_plugins.model.spec import Symbols
 
 TABLE = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
-FAMILIES = ("bart", "mbart", "mbart50", "nllb", "pegasus", "t5", "gemma", "file")
+FAMILIES = "bart mbart mbart50 nllb pegasus t5 gemma file".split()
 ROLES = (("tokenizer",), ("vocabulary", "merges"), ("model",))  # of files
 
 
