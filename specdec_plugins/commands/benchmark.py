@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -64,22 +65,23 @@ def parser() -> Parser:
     return p
 
 
-def check(options: argparse.Namespace) -> list[Fault]:
+def check(options: argparse.Namespace) -> Iterator[Fault]:
     """Everything that is wrong with the options."""
-    faults = out_of_range(options, "sentences", "rounds", "batch_sizes", "threads", "beta")
+    yield from out_of_range(options, "sentences", "rounds", "batch_sizes", "threads", "beta")
     known = ", ".join(dtypes := DTYPES if options.device == "cpu" else GPU_DTYPES)
     for dtype in options.dtypes or []:
         if dtype not in dtypes:
-            faults.append(("dtypes", f"{dtype} is not available on {options.device}: {known}"))
+            yield "dtypes", f"{dtype} is not available on {options.device}: {known}"
     for block in options.block_sizes:
         if block != "auto" and not (block.isdecimal() and int(block)):
-            faults.append(("block_sizes", f"'{block}' is neither auto nor a number from 1"))
-    faults += [("tau", f"{tau} is not a finite number from 0") for tau in options.tau if not 0 <= tau < math.inf]
+            yield "block_sizes", f"'{block}' is neither auto nor a number from 1"
+    for tau in options.tau:
+        if not 0 <= tau < math.inf:
+            yield "tau", f"{tau} is not a finite number from 0"
     if options.kernels and options.device != "cpu":
-        faults.append(("kernels", "requires --device cpu"))
+        yield "kernels", "requires --device cpu"
     if options.report and not find_spec("matplotlib"):
-        faults.append(("report", f"requires matplotlib, which is not installed; run: {install_command('bench')}"))
-    return faults
+        yield "report", f"requires matplotlib, which is not installed; run: {install_command('bench')}"
 
 
 def run(options: argparse.Namespace) -> None:

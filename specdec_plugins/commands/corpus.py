@@ -88,19 +88,19 @@ def parser() -> Parser:
     return p
 
 
-def check(options: argparse.Namespace) -> list[Fault]:
+def check(options: argparse.Namespace) -> Iterator[Fault]:
     """Everything that is wrong with the options."""
     options.inputs, options.output = [placed(path) for path in options.inputs], placed(options.output)
-    faults = decoding_faults(options)
+    yield from decoding_faults(options)
     if options.dedup and options.sampling:
-        faults.append(("dedup", "cannot be combined with --sampling, whose draws depend on the line's number"))
+        yield "dedup", "cannot be combined with --sampling, whose draws depend on the line's number"
     if options.dedup and options.format == "json":
-        faults.append(("dedup", "cannot be combined with --format json, which numbers lines"))
+        yield "dedup", "cannot be combined with --format json, which numbers lines"
     if options.ray and options.device.startswith("cuda:"):
-        faults.append(("device", f"{options.device} is one GPU; use --device cuda with --ray, which gives each process its own"))
+        yield "device", f"{options.device} is one GPU; use --device cuda with --ray, which gives each process its own"
     if options.dry_run and options.ray:
-        faults.append(("dry_run", "measures this machine; leave --ray out"))
-    return faults + out_of_range(options, "shard_size")
+        yield "dry_run", "measures this machine; leave --ray out"
+    yield from out_of_range(options, "shard_size")
 
 
 def executor_of(options: argparse.Namespace) -> Executor:

@@ -36,12 +36,12 @@ def parser() -> Parser:
     return p
 
 
-def check(options: argparse.Namespace) -> list[Fault]:
+def check(options: argparse.Namespace) -> Iterator[Fault]:
     sources, texts = len(options.source or ()), len(options.text)
-    faults = [("source", f"is given {sources} times for {texts} texts")] if sources not in (0, texts) else []
+    if sources not in (0, texts):
+        yield "source", f"is given {sources} times for {texts} texts"
     if any(same_file(options.output, path) for path in (*options.text, *(options.source or ()))):
-        faults.append(("output", f"{options.output} is also an input"))
-    return faults
+        yield "output", f"{options.output} is also an input"
 
 
 def run(options: argparse.Namespace) -> None:

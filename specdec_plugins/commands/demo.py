@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -27,13 +28,12 @@ def parser() -> Parser:
     return p
 
 
-def check(options: argparse.Namespace) -> list[Fault]:
-    faults = out_of_range(options, "batch_size")
+def check(options: argparse.Namespace) -> Iterator[Fault]:
+    yield from out_of_range(options, "batch_size")
     if not options.model and not DATA.is_dir():
-        faults.append(("model", "and --input are missing; only a checkout has the demo's models"))
+        yield "model", "and --input are missing; only a checkout has the demo's models"
     elif bool(options.model) != bool(options.input):
-        faults.append(("model" if options.input else "input", "is missing; --model and --input require each other"))
-    return faults
+        yield "model" if options.input else "input", "is missing; --model and --input require each other"
 
 
 def run(options: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ card of one that is trained."""
 import argparse
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from specdec_plugins.commands import ready
@@ -76,27 +77,27 @@ def parser() -> Parser:
     return p
 
 
-def check(options: argparse.Namespace) -> list[Fault]:
-    faults = out_of_range(options, "threads", "updates")
+def check(options: argparse.Namespace) -> Iterator[Fault]:
+    yield from out_of_range(options, "threads", "updates")
     if not 0 < options.minutes <= MOST_MINUTES:
-        faults.append(("minutes", f"{options.minutes:g} is not a time up to {MOST_MINUTES:,.0f}"))
+        yield "minutes", f"{options.minutes:g} is not a time up to {MOST_MINUTES:,.0f}"
     if not 0 <= options.seed < 2**63:
-        faults.append(("seed", f"{options.seed} is not from 0 to 2^63 - 1"))
+        yield "seed", f"{options.seed} is not from 0 to 2^63 - 1"
     if options.licence is not None and not LICENCE.fullmatch(options.licence):
-        faults.append(("licence", f"{brief(options.licence, 80)} is not an identifier such as cc-by-4.0 or mit"))
+        yield "licence", f"{brief(options.licence, 80)} is not an identifier such as cc-by-4.0 or mit"
     if options.name is not None and (not hub.NAME.fullmatch(options.name) or "@" in options.name):
-        faults.append(("name", f"{brief(options.name, 80)} is not ORG/NAME"))
+        yield "name", f"{brief(options.name, 80)} is not ORG/NAME"
     if options.data is not None and (len(options.data) > MAX_TEXT or printable(options.data) != options.data):
-        faults.append(("data", f"is not one line of at most {MAX_TEXT} characters"))
+        yield "data", f"is not one line of at most {MAX_TEXT} characters"
     if options.card:
         usual, own = parser(), ("model", "card", *ON_CARDS)
-        given = [name for name, value in vars(options).items() if name not in own and value != usual.get_default(name)]
-        faults += [(name, "cannot be combined with --card") for name in given]
+        for name, value in vars(options).items():
+            if name not in own and value != usual.get_default(name):
+                yield name, "cannot be combined with --card"
     elif not options.estimate:
-        faults += [(name, "is missing") for name in ("sources", "output") if getattr(options, name) is None]
+        yield from ((name, "is missing") for name in ("sources", "output") if getattr(options, name) is None)
         if same_file(options.model, options.output):
-            faults.append(("output", f"{options.output} is the model's own folder"))
-    return faults
+            yield "output", f"{options.output} is the model's own folder"
 
 
 def run(options: argparse.Namespace) -> None:

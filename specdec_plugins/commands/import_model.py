@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -40,14 +41,15 @@ def parser() -> Parser:
     return p
 
 
-def check(options: argparse.Namespace) -> list[Fault]:
+def check(options: argparse.Namespace) -> Iterator[Fault]:
     if options.output is None and options.check is None:
-        return [("output", "is missing; give it, --check or both")]
-    kept = [name for name in ("prefix", "task") if getattr(options, name) is not None]
-    faults = [] if options.output else [(name, "requires --output, whose folder keeps it") for name in kept]
+        yield "output", "is missing; give it, --check or both"
+        return
+    for name in ("prefix", "task"):
+        if getattr(options, name) is not None and not options.output:
+            yield name, "requires --output, whose folder keeps it"
     if options.task is not None and options.check is not None:
-        faults.append(("task", "cannot be combined with --check, which compares the settings of the whole model"))
-    return faults
+        yield "task", "cannot be combined with --check, which compares the settings of the whole model"
 
 
 def run(options: argparse.Namespace) -> None:

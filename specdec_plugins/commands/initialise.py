@@ -10,6 +10,7 @@ import copy
 import logging
 import os
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -54,8 +55,9 @@ def parser() -> Parser:
     return p
 
 
-def check(options: argparse.Namespace) -> list[Fault]:
-    return [] if 0 <= options.seed < 2**63 else [("seed", f"{options.seed} is not from 0 to 2^63 - 1")]
+def check(options: argparse.Namespace) -> Iterator[Fault]:
+    if not 0 <= options.seed < 2**63:
+        yield "seed", f"{options.seed} is not from 0 to 2^63 - 1"
 
 
 def run(options: argparse.Namespace) -> None:

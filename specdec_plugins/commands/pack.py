@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,20 +74,25 @@ def parser() -> Parser:
     return p
 
 
-def check(options: argparse.Namespace) -> list[Fault]:
-    faults = out_of_range(options, "block_size")
-    needed = [
-        name for name in ("block_size", "draft_vocabulary", "add", "devices") if getattr(options, name) and not options.drafter
-    ]
-    faults += [(name, "requires --drafter") for name in needed]
-    faults += [("only", "requires --dtype with one data type")] * (options.only and len(options.dtype) != 1)
-    faults += [("calibrate", "requires --dtype int4")] * (options.calibrate is not None and "int4" not in options.dtype)
-    if not Path(options.verifier).is_dir():
-        faults += [("add", "requires a model folder")] * options.add
-        return faults + [("data", "is required with a checkpoint")] * (not options.data)
-    languages = () if options.calibrate else ("source_lang", "target_lang")  # of the text
-    given = [name for name in ("data", "codes", *languages) if getattr(options, name)]
-    return faults + [(name, "cannot be combined with a model folder, which has its own") for name in given]
+def check(options: argparse.Namespace) -> Iterator[Fault]:
+    yield from out_of_range(options, "block_size")
+    for name in ("block_size", "draft_vocabulary", "add", "devices"):
+        if getattr(options, name) and not options.drafter:
+            yield name, "requires --drafter"
+    if options.only and len(options.dtype) != 1:
+        yield "only", "requires --dtype with one data type"
+    if options.calibrate is not None and "int4" not in options.dtype:
+        yield "calibrate", "requires --dtype int4"
+    if Path(options.verifier).is_dir():
+        languages = () if options.calibrate else ("source_lang", "target_lang")  # of the text
+        for name in ("data", "codes", *languages):
+            if getattr(options, name):
+                yield name, "cannot be combined with a model folder, which has its own"
+        return
+    if options.add:
+        yield "add", "requires a model folder"
+    if not options.data:
+        yield "data", "is required with a checkpoint"
 
 
 def run(options: argparse.Namespace) -> None:

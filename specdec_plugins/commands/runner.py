@@ -157,15 +157,13 @@ def option_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def out_of_range(options: argparse.Namespace, *names: str) -> list[Fault]:
+def out_of_range(options: argparse.Namespace, *names: str) -> Iterator[Fault]:
     """Faults of counts, which start at 1; an option may have several values or none."""
-    faults = []
     for name in names:
         value, count = getattr(options, name), Option(least=1, most=MOST_THREADS if name in ("threads", "workers") else MOST)
         for each in value if isinstance(value, list) else [value]:
             if each is not None and (fault := count.fault(each)):
-                faults.append((name, fault))
-    return faults
+                yield name, fault
 
 
 def same_file(one: str | None, other: str | None) -> bool:

@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,20 +47,18 @@ def parser() -> Parser:
     return p
 
 
-def check(options: argparse.Namespace) -> list[Fault]:
+def check(options: argparse.Namespace) -> Iterator[Fault]:
     """Everything that is wrong with the options."""
-    faults: list[Fault] = []
     if options.target_lang and not re.fullmatch("[a-z]{2}", options.target_lang):
-        faults.append(("target_lang", f"{options.target_lang} is not a two-letter code"))
+        yield "target_lang", f"{options.target_lang} is not a two-letter code"
     if bool(options.comet) != bool(options.source):
-        faults.append(("comet", "and --source require each other"))
+        yield "comet", "and --source require each other"
     for name in ("comet", "rouge"):
         if getattr(options, name) and options.tokenized:
-            faults.append((name, "requires plain text, not --tokenized"))
+            yield name, "requires plain text, not --tokenized"
     files = *options.systems, options.reference, options.baseline, options.source
     if any(same_file(options.json, path) for path in files):
-        faults.append(("json", f"{options.json} is also an input"))
-    return faults
+        yield "json", f"{options.json} is also an input"
 
 
 def run(options: argparse.Namespace) -> None:

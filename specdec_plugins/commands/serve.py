@@ -147,7 +147,7 @@ def models_of(options: argparse.Namespace) -> list[tuple[str, argparse.Namespace
 def check(options: argparse.Namespace) -> list[Fault]:
     models = models_of(options)
     names = Counter(name for name, _ in models)
-    faults = out_of_range(options, "max_characters", "max_texts", "max_per_minute", "quota", "threads")
+    faults = [*out_of_range(options, "max_characters", "max_texts", "max_per_minute", "quota", "threads")]
     faults += [] if models else [("model", "or --config is required")]
     faults += [("model", f"{name} is the name of several models") for name, times in names.items() if times > 1]
     faults += [(name, "is not above 0") for name in ("timeout", "grace") if not getattr(options, name) > 0]
