@@ -20,6 +20,7 @@ from specdec_plugins.commands.runner import LogFormatter, Parser, Terminated, co
 from specdec_plugins.extras import needed
 from specdec_plugins.fields import Fault, OptionError
 from specdec_plugins.formats import hub
+from specdec_plugins.formats.files import is_file_name
 from specdec_plugins.serving.listening import listen
 from specdec_plugins.settings import DTYPES, Settings
 
@@ -181,7 +182,7 @@ def model_faults(name: str, options: argparse.Namespace, folder: str | None) -> 
         yield "learn", "cannot be combined with --draft-with, whose drafters have no weights"
     if options.device != "cpu":
         yield "learn", f"requires --device cpu, not {options.device}"
-    if folder and (Path(name).name != name or name in ("", "..") or not name.isprintable()):
+    if folder and not is_file_name(name):
         yield "learn_dir", f"needs a model's name that can be a folder's, not {name:.100}"
 
 

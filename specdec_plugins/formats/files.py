@@ -13,6 +13,11 @@ from typing import Any
 AnyPath = str | os.PathLike[str]
 
 
+def is_file_name(name: str) -> bool:
+    """Whether an untrusted name can be a file's in a folder, and leads nowhere else."""
+    return Path(name).name == name and name not in ("", "..") and name.isprintable()
+
+
 @contextmanager
 def whole(path: AnyPath) -> Iterator[Path]:
     """Yields a temporary path that replaces ``path`` at the end, with a new file's permissions. An error leaves ``path`` as it

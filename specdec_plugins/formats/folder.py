@@ -24,7 +24,7 @@ from specdec_plugins.formats.arrays import WEIGHT_DTYPES, Arrays, Lazy, Tensors,
 from specdec_plugins.formats.code import refuse_own_code
 from specdec_plugins.formats.description import CodecEntry, Description, DrafterEntry, VerifierEntry, codec_entry
 from specdec_plugins.formats.errors import listed
-from specdec_plugins.formats.files import AnyPath, write_json
+from specdec_plugins.formats.files import AnyPath, is_file_name, write_json
 from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.model.spec import Heads
 from specdec_plugins.text.codec import Codec, CodecConfig, open_codec
@@ -304,7 +304,7 @@ def _store(folder: Path, name: str, model: Model | DrafterModel, others: Mapping
 
 def _inside(folder: Path, name: str, most: int | None = None) -> Path:
     """A file of the folder, of at most ``most`` bytes. Names must not lead out of the folder."""
-    if Path(name).name != name or name in ("", "..") or not name.isprintable() or len(name.encode()) > MAX_NAME_BYTES:
+    if not is_file_name(name) or len(name.encode()) > MAX_NAME_BYTES:
         raise ValueError(f"{folder / 'model.json'}: {name!r:.80} is not the name of a file in the folder")
     path = folder / name
     if not path.is_file():  # safetensors' own error does not say which file

@@ -6,6 +6,7 @@ from pathlib import Path
 from specdec_plugins.formats import tensors
 from specdec_plugins.formats.arrays import Tensors, arrays
 from specdec_plugins.formats.description import read_json
+from specdec_plugins.formats.files import is_file_name
 from specdec_plugins.formats.spec import storage_faults
 
 KINDS = ("model.safetensors", "pytorch_model.bin")
@@ -31,7 +32,7 @@ def shards(index: Path) -> Iterable[str]:
     if not files:
         raise ValueError(f"{index}: damaged (no 'weight_map' of file names)")
     for file in files:
-        if Path(file).name != file or not file.isprintable() or not (index.parent / file).is_file():
+        if not is_file_name(file) or not (index.parent / file).is_file():
             raise ValueError(f"{index}: {file!r:.80} is not a file in the folder")
     return files
 
