@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_plugins.formats.arrays import Tensors, is_floating
+from specdec_plugins.formats.arrays import Arrays, Tensors, is_floating
 from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.families import DECODER, PROJECTION, Reader, activation_of, checked, tied
 from specdec_plugins.formats.huggingface.generation import Generation
@@ -142,7 +142,7 @@ def canonical(config: Asked, weights: Tensors) -> Tensors:
     return tensors
 
 
-def renamed(weights: Mapping[str, np.ndarray]) -> Tensors:
+def renamed(weights: Arrays) -> Tensors:
     """Tensors by canonical names; unknown ones are refused. Theirs of norms are what to add to 1."""
     tensors = {}
     for name, tensor in weights.items():

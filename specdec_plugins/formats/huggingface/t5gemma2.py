@@ -5,12 +5,11 @@ is in configs, but not computed. The token that ends an image has an embedding b
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from specdec_plugins.formats.arrays import Tensors, equal, is_floating
+from specdec_plugins.formats.arrays import Arrays, Tensors, equal, is_floating
 from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.families import DECODER, ENCODER, PROJECTION, checked, tied
 from specdec_plugins.formats.huggingface.generation import Generation
@@ -79,7 +78,7 @@ def rotary(own: Asked, kind: str) -> Rotary:
     return Rotary(theta, inner.number("factor", 0.0, 1e6) if how == "linear" else 1.0)
 
 
-def canonical(config: Asked, spec: ModelSpec, weights: Mapping[str, np.ndarray]) -> Tensors:
+def canonical(config: Asked, spec: ModelSpec, weights: Arrays) -> Tensors:
     """Tensors by canonical names, without those of images; unknown ones are refused."""
     text = {name: tensor for name, tensor in weights.items() if not name.startswith(UNUSED)}
     tensors = renamed({name.replace("model.encoder.text_model.", "model.encoder."): each for name, each in text.items()})
