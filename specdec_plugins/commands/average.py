@@ -10,8 +10,9 @@ from specdec_plugins.formats.errors import printable
 
 def parser() -> Parser:
     p = Parser(prog="specdec-average", description="Average the weights of fairseq checkpoints.")
-    p.add_argument("--inputs", nargs="+", required=True, metavar="PT", help="checkpoints of one model")
-    p.add_argument("--output", required=True, metavar="PT", help="checkpoint to write")
+    add = p.add_argument
+    add("--inputs", nargs="+", required=True, metavar="PT", help="checkpoints of one model")
+    add("--output", required=True, metavar="PT", help="checkpoint to write")
     return p
 
 

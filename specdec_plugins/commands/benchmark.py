@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -31,24 +32,23 @@ def parser() -> Parser:
         "counts; CTranslate2 uses translators (inter_threads) for processes. Peak memory is the maximum over the run. The last "
         "line on stdout is JSON with all measurements. ctranslate2 and figures require the extra bench.",
     )
-    p.add_argument("--model", required=True, metavar="DIR", help="model or Hugging Face folder, or ORG/NAME of the Hub")
-    p.add_argument("--input", required=True, metavar="FILE", help="source text")
-    p.add_argument("--tokenized", action="store_true", help="the input is subwords, separated by spaces")
-    p.add_argument("--reference", metavar="FILE", help="reference translations, for BLEU")
-    p.add_argument("--report", metavar="DIR", help="write tables, a figure and JSON to this folder")
-    p.add_argument("--sentences", type=whole, metavar="N", help="only the first N")
-    p.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME", help=", ".join(SYSTEMS))
-    p.add_argument("--device", default="cpu", metavar="D", help="cpu, cuda, cuda:N (default: cpu)")
-    p.add_argument(
+    add = p.add_argument
+    add("--model", required=True, metavar="DIR", help="model or Hugging Face folder, or ORG/NAME of the Hub")
+    add("--input", required=True, metavar="FILE", help="source text")
+    add("--tokenized", action="store_true", help="the input is subwords, separated by spaces")
+    add("--reference", metavar="FILE", help="reference translations, for BLEU")
+    add("--report", metavar="DIR", help="write tables, a figure and JSON to this folder")
+    add("--sentences", type=whole, metavar="N", help="only the first N")
+    add("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME", help=", ".join(SYSTEMS))
+    add("--device", default="cpu", metavar="D", help="cpu, cuda, cuda:N (default: cpu)")
+    add(
         "--dtypes",
         nargs="+",
         metavar="T",
         help=f"{', '.join(DTYPES)}; on a GPU {', '.join(GPU_DTYPES)} (default: all but {OURS})",
     )
-    p.add_argument(
-        "--measure", nargs="+", choices=KINDS, default=list(KINDS), metavar="WHAT", help=f"{', '.join(KINDS)} (default: both)"
-    )
-    p.add_argument(
+    add("--measure", nargs="+", choices=KINDS, default=list(KINDS), metavar="WHAT", help=f"{', '.join(KINDS)} (default: both)")
+    add(
         "--batch-sizes",
         nargs="+",
         type=whole,
@@ -56,33 +56,32 @@ def parser() -> Parser:
         metavar="N",
         help="for throughput, per process (default: 1 8 32 128)",
     )
-    p.add_argument(
-        "--threads", nargs="+", type=whole, metavar="N", help="candidates for a process (default: 1, 2, 4 .. all cores)"
-    )
-    p.add_argument("--block-sizes", nargs="+", default=["auto"], metavar="K", help="for specdec: numbers or auto (default: auto)")
-    p.add_argument("--beta", nargs="+", type=whole, default=[3], metavar="N", help="for specdec-tolerant (default: 3)")
-    p.add_argument("--tau", nargs="+", type=number, default=[1.0], metavar="X", help="for specdec-tolerant, in nats (default: 1)")
-    p.add_argument("--kernels", choices=KERNELS, help="CPU kernels to use (default: the CPU's best)")
-    p.add_argument("--rounds", type=whole, default=3, metavar="N", help="rounds, in which systems take turns (default: 3)")
+    add("--threads", nargs="+", type=whole, metavar="N", help="candidates for a process (default: 1, 2, 4 .. all cores)")
+    add("--block-sizes", nargs="+", default=["auto"], metavar="K", help="for specdec: numbers or auto (default: auto)")
+    add("--beta", nargs="+", type=whole, default=[3], metavar="N", help="for specdec-tolerant (default: 3)")
+    add("--tau", nargs="+", type=number, default=[1.0], metavar="X", help="for specdec-tolerant, in nats (default: 1)")
+    add("--kernels", choices=KERNELS, help="CPU kernels to use (default: the CPU's best)")
+    add("--rounds", type=whole, default=3, metavar="N", help="rounds, in which systems take turns (default: 3)")
     return p
 
 
-def check(options: argparse.Namespace) -> list[Fault]:
+def check(options: argparse.Namespace) -> Iterator[Fault]:
     """Everything that is wrong with the options."""
-    faults = out_of_range(options, "sentences", "rounds", "batch_sizes", "threads", "beta")
+    yield from out_of_range(options, "sentences", "rounds", "batch_sizes", "threads", "beta")
     known = ", ".join(dtypes := DTYPES if options.device == "cpu" else GPU_DTYPES)
     for dtype in options.dtypes or []:
         if dtype not in dtypes:
-            faults.append(("dtypes", f"{dtype} is not available on {options.device}: {known}"))
+            yield "dtypes", f"{dtype} is not available on {options.device}: {known}"
     for block in options.block_sizes:
         if block != "auto" and not (block.isdecimal() and int(block)):
-            faults.append(("block_sizes", f"'{block}' is neither auto nor a number from 1"))
-    faults += [("tau", f"{tau} is not a finite number from 0") for tau in options.tau if not 0 <= tau < math.inf]
+            yield "block_sizes", f"'{block}' is neither auto nor a number from 1"
+    for tau in options.tau:
+        if not 0 <= tau < math.inf:
+            yield "tau", f"{tau} is not a finite number from 0"
     if options.kernels and options.device != "cpu":
-        faults.append(("kernels", "requires --device cpu"))
+        yield "kernels", "requires --device cpu"
     if options.report and not find_spec("matplotlib"):
-        faults.append(("report", f"requires matplotlib, which is not installed; run: {install_command('bench')}"))
-    return faults
+        yield "report", f"requires matplotlib, which is not installed; run: {install_command('bench')}"
 
 
 def run(options: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from specdec_plugins import __version__
 from specdec_plugins.commands import ready
 from specdec_plugins.commands.progress import Steps
-from specdec_plugins.commands.runner import Parser, out_of_range, run_command, say, whole
+from specdec_plugins.commands.runner import Parser, command, out_of_range, say, whole
 from specdec_plugins.commands.translate import BUFFER_SIZE, model_name, require
 from specdec_plugins.commands.translation.answers import Answerer, Answers, identity, settings_of
 from specdec_plugins.commands.translation.faults import decoding_faults
@@ -88,23 +88,19 @@ def parser() -> Parser:
     return p
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_command(parser(), argv, run, check, resumption=": run the same command to resume")
-
-
-def check(options: argparse.Namespace) -> list[Fault]:
+def check(options: argparse.Namespace) -> Iterator[Fault]:
     """Everything that is wrong with the options."""
     options.inputs, options.output = [placed(path) for path in options.inputs], placed(options.output)
-    faults = decoding_faults(options)
+    yield from decoding_faults(options)
     if options.dedup and options.sampling:
-        faults.append(("dedup", "cannot be combined with --sampling, whose draws depend on the line's number"))
+        yield "dedup", "cannot be combined with --sampling, whose draws depend on the line's number"
     if options.dedup and options.format == "json":
-        faults.append(("dedup", "cannot be combined with --format json, which numbers lines"))
+        yield "dedup", "cannot be combined with --format json, which numbers lines"
     if options.ray and options.device.startswith("cuda:"):
-        faults.append(("device", f"{options.device} is one GPU; use --device cuda with --ray, which gives each process its own"))
+        yield "device", f"{options.device} is one GPU; use --device cuda with --ray, which gives each process its own"
     if options.dry_run and options.ray:
-        faults.append(("dry_run", "measures this machine; leave --ray out"))
-    return faults + out_of_range(options, "shard_size")
+        yield "dry_run", "measures this machine; leave --ray out"
+    yield from out_of_range(options, "shard_size")
 
 
 def executor_of(options: argparse.Namespace) -> Executor:
@@ -215,6 +211,8 @@ def translated(executor: Executor, plan: Plan, done: Sequence[ShardReport], job:
                 steps.step(f"{plan.records - total + count:,} of {plan.records:,} lines, {speed:,.0f} tokens/s", count)
             yield report
 
+
+main = command(parser, run, check, resumption=": run the same command to resume")
 
 if __name__ == "__main__":
     sys.exit(main())

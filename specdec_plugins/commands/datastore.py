@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from specdec_plugins.commands import ready
 from specdec_plugins.commands.progress import bar
-from specdec_plugins.commands.runner import Parser, command, same_file
+from specdec_plugins.commands.runner import Parser, add_languages, command, same_file
 from specdec_plugins.fields import Fault
 from specdec_plugins.formats.errors import printable
 from specdec_plugins.text.lines import read_lines
@@ -21,27 +21,27 @@ def parser() -> Parser:
         prog="specdec-datastore",
         description="Make a datastore from text in the target language, for specdec-translate --draft-with retrieval.",
     )
-    p.add_argument("--model", required=True, metavar="DIR", help="model folder; the text is in its target language")
-    p.add_argument("--output", required=True, metavar="FILE", help="the datastore")
-    p.add_argument(
+    add = p.add_argument
+    add("--model", required=True, metavar="DIR", help="model folder; the text is in its target language")
+    add("--output", required=True, metavar="FILE", help="the datastore")
+    add(
         "--source",
         action="append",
         metavar="FILE",
         help="the sources of TEXT, line by line: the drafter then prefers translations of similar sources; once per "
         "TEXT, in the same order",
     )
-    p.add_argument("-s", "--source-lang", metavar="LANG", help="of the sources, for multilingual models")
-    p.add_argument("-t", "--target-lang", metavar="LANG", help="of TEXT")
-    p.add_argument("text", nargs="+", metavar="TEXT", help="UTF-8 text, one sentence per line, .gz allowed")
+    add_languages(add, "of the sources, for multilingual models", "of TEXT")
+    add("text", nargs="+", metavar="TEXT", help="UTF-8 text, one sentence per line, .gz allowed")
     return p
 
 
-def check(options: argparse.Namespace) -> list[Fault]:
+def check(options: argparse.Namespace) -> Iterator[Fault]:
     sources, texts = len(options.source or ()), len(options.text)
-    faults = [("source", f"is given {sources} times for {texts} texts")] if sources not in (0, texts) else []
+    if sources not in (0, texts):
+        yield "source", f"is given {sources} times for {texts} texts"
     if any(same_file(options.output, path) for path in (*options.text, *(options.source or ()))):
-        faults.append(("output", f"{options.output} is also an input"))
-    return faults
+        yield "output", f"{options.output} is also an input"
 
 
 def run(options: argparse.Namespace) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -20,19 +21,19 @@ BETA, TAU = 2, 0.3
 
 def parser() -> Parser:
     p = Parser(prog="python -m specdec_plugins.commands.demo", description=(__doc__ or "").replace("``", ""))
-    p.add_argument("--model", type=Path, metavar="DIR", help="another model folder")
-    p.add_argument("--input", type=Path, metavar="FILE", help="sentences for it")
-    p.add_argument("--batch-size", default=1, type=whole, metavar="N")
+    add = p.add_argument
+    add("--model", type=Path, metavar="DIR", help="another model folder")
+    add("--input", type=Path, metavar="FILE", help="sentences for it")
+    add("--batch-size", default=1, type=whole, metavar="N")
     return p
 
 
-def check(options: argparse.Namespace) -> list[Fault]:
-    faults = out_of_range(options, "batch_size")
+def check(options: argparse.Namespace) -> Iterator[Fault]:
+    yield from out_of_range(options, "batch_size")
     if not options.model and not DATA.is_dir():
-        faults.append(("model", "and --input are missing; only a checkout has the demo's models"))
+        yield "model", "and --input are missing; only a checkout has the demo's models"
     elif bool(options.model) != bool(options.input):
-        faults.append(("model" if options.input else "input", "is missing; --model and --input require each other"))
-    return faults
+        yield "model" if options.input else "input", "is missing; --model and --input require each other"
 
 
 def run(options: argparse.Namespace) -> None:

@@ -4,12 +4,13 @@ card of one that is trained."""
 import argparse
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from specdec_plugins.commands import ready
 from specdec_plugins.commands.card import ON_CARDS, rewrite
 from specdec_plugins.commands.progress import Steps
-from specdec_plugins.commands.runner import Parser, command, number, out_of_range, same_file, whole
+from specdec_plugins.commands.runner import Parser, add_languages, command, number, out_of_range, same_file, whole
 from specdec_plugins.extras import needed
 from specdec_plugins.fields import Fault
 from specdec_plugins.formats import hub
@@ -25,83 +26,79 @@ def parser() -> Parser:
         description="Train a drafter for a model from source text. Write a copy of the model with it, and the drafter alone with "
         "a model card. The same command resumes an interrupted run.",
     )
-    p.add_argument("--help-all", action="store_true", help="show all options and exit")
-    p.add_argument(
+    add = p.add_argument
+    add("--help-all", action="store_true", help="show all options and exit")
+    add(
         "model",
         metavar="MODEL",
         help="model folder, Hugging Face folder, or ORG/NAME of its Hub; with --card, a folder that this command made",
     )
-    p.add_argument("--sources", metavar="TEXT", help="source text, one sentence per line, as you translate it; .gz allowed")
-    p.add_argument("--output", metavar="FOLDER", help="the folder to make")
-    p.add_argument(
+    add("--sources", metavar="TEXT", help="source text, one sentence per line, as you translate it; .gz allowed")
+    add("--output", metavar="FOLDER", help="the folder to make")
+    add(
         "--minutes",
         type=number,
         default=20.0,
         metavar="M",
         help="most time for translating the text and training (default: 20)",
     )
-    p.add_argument("--estimate", action="store_true", help="only predict, in a minute, what a drafter would gain on this machine")
-    p.add_argument("--card", action="store_true", help="only rewrite the model card (README.md) of a trained drafter")
-    p.add_argument(
-        "--licence", metavar="ID", help="the drafter's licence, for its card, as the Hub names it: cc-by-4.0, mit, ..."
-    )
-    p.add_argument(
+    add("--estimate", action="store_true", help="only predict, in a minute, what a drafter would gain on this machine")
+    add("--card", action="store_true", help="only rewrite the model card (README.md) of a trained drafter")
+    add("--licence", metavar="ID", help="the drafter's licence, for its card, as the Hub names it: cc-by-4.0, mit, ...")
+    add(
         "--data",
         metavar="WHAT",
         help="what the text is, for the card: words, or ORG/NAME of a data set of the Hub (default: the file's name)",
     )
-    p.add_argument("--name", metavar="ORG/NAME", help="the drafter's name on the Hub, for the card")
-    p.add_argument(
+    add("--name", metavar="ORG/NAME", help="the drafter's name on the Hub, for the card")
+    add(
         "--recipe",
         default="glide",
         metavar="NAME",
         help="the drafter: glide (default), block_causal, published, another of docs/drafters.md, or module:object",
     )
-    p.add_argument(
-        "--drafter-options", nargs="+", default=[], metavar="NAME=VALUE", help="options of the drafter, such as layers=1"
-    )
-    p.add_argument("-s", "--source-lang", metavar="LANG", help="of the text, for multilingual models")
-    p.add_argument("-t", "--target-lang", metavar="LANG", help="of the translations, for multilingual models")
-    p.add_argument(
+    add("--drafter-options", nargs="+", default=[], metavar="NAME=VALUE", help="options of the drafter, such as layers=1")
+    add_languages(add, "of the text, for multilingual models", "of the translations, for multilingual models")
+    add(
         "--too-long",
         choices=("error", "skip"),
         default="error",
         help="lines longer than the model reads: stop with their numbers (default), or leave them out",
     )
-    p.add_argument("--threads", type=whole, metavar="N", help="CPU threads (default: one per usable core)")
-    p.add_argument("--updates", type=whole, metavar="N", help="make N updates, whatever time they take")
-    p.add_argument(
+    add("--threads", type=whole, metavar="N", help="CPU threads (default: one per usable core)")
+    add("--updates", type=whole, metavar="N", help="make N updates, whatever time they take")
+    add(
         "--precision",
         choices=("auto", "float32", "bf16"),
         default="auto",
         help="of matrix products in training (default: the faster one)",
     )
-    p.add_argument("--seed", type=whole, default=1, metavar="S", help="random seed (default: 1)")
+    add("--seed", type=whole, default=1, metavar="S", help="random seed (default: 1)")
     p.rare = {"updates", "precision", "seed", "drafter_options", "data", "name"}
     return p
 
 
-def check(options: argparse.Namespace) -> list[Fault]:
-    faults = out_of_range(options, "threads", "updates")
+def check(options: argparse.Namespace) -> Iterator[Fault]:
+    yield from out_of_range(options, "threads", "updates")
     if not 0 < options.minutes <= MOST_MINUTES:
-        faults.append(("minutes", f"{options.minutes:g} is not a time up to {MOST_MINUTES:,.0f}"))
+        yield "minutes", f"{options.minutes:g} is not a time up to {MOST_MINUTES:,.0f}"
     if not 0 <= options.seed < 2**63:
-        faults.append(("seed", f"{options.seed} is not from 0 to 2^63 - 1"))
+        yield "seed", f"{options.seed} is not from 0 to 2^63 - 1"
     if options.licence is not None and not LICENCE.fullmatch(options.licence):
-        faults.append(("licence", f"{brief(options.licence, 80)} is not an identifier such as cc-by-4.0 or mit"))
+        yield "licence", f"{brief(options.licence, 80)} is not an identifier such as cc-by-4.0 or mit"
     if options.name is not None and (not hub.NAME.fullmatch(options.name) or "@" in options.name):
-        faults.append(("name", f"{brief(options.name, 80)} is not ORG/NAME"))
+        yield "name", f"{brief(options.name, 80)} is not ORG/NAME"
     if options.data is not None and (len(options.data) > MAX_TEXT or printable(options.data) != options.data):
-        faults.append(("data", f"is not one line of at most {MAX_TEXT} characters"))
+        yield "data", f"is not one line of at most {MAX_TEXT} characters"
     if options.card:
         usual, own = parser(), ("model", "card", *ON_CARDS)
-        given = [name for name, value in vars(options).items() if name not in own and value != usual.get_default(name)]
-        faults += [(name, "cannot be combined with --card") for name in given]
+        for name, value in vars(options).items():
+            if name not in own and value != usual.get_default(name):
+                yield name, "cannot be combined with --card"
     elif not options.estimate:
-        faults += [(name, "is missing") for name in ("sources", "output") if getattr(options, name) is None]
+        yield from ((name, "is missing") for name in ("sources", "output") if getattr(options, name) is None)
         if same_file(options.model, options.output):
-            faults.append(("output", f"{options.output} is the model's own folder"))
-    return faults
+            yield "output", f"{options.output} is the model's own folder"
 
 
 def run(options: argparse.Namespace) -> None:

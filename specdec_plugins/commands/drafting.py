@@ -5,7 +5,6 @@ An output folder holds the work in ``training/``: ``run.json`` says what is trai
 the drafter alone with its card.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -31,7 +30,7 @@ from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.loading import frequent
 from specdec_plugins.formats.drafter_folder import Record, read, read_record
 from specdec_plugins.formats.errors import brief
-from specdec_plugins.formats.files import write
+from specdec_plugins.formats.files import lock, write_json
 from specdec_plugins.formats.folder import Pair, save_drafter, save_folder
 from specdec_plugins.formats.spec import fingerprint
 from specdec_plugins.measure.expectation import Costs, pays
@@ -114,11 +113,8 @@ class Work:
         }
         self.noted = {**wanted, DISTILLED: 0.0}
         self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / "lock", "w", encoding="utf-8") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(f"{options.output}: another specdec-draft is at work in it") from None
+        with open(self.folder / "lock", "w", encoding="utf-8") as file:
+            lock(file.fileno(), f"{options.output}: another specdec-draft is at work in it")
             for left in self.folder.glob("*.tmp"):  # by a run that was killed: of a state, or of a whole model
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
             if path.exists():
@@ -138,7 +134,7 @@ class Work:
     def note(self, seconds: float) -> None:
         """How long distilling has taken so far."""
         self.noted[DISTILLED] = seconds
-        write(self.folder / "run.json", json.dumps(self.noted, indent=1) + "\n")
+        write_json(self.folder / "run.json", self.noted)
 
     # ---- distilling
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from specdec_plugins.commands.draft_text import requests_of
+from specdec_plugins.commands.draft_text import Languages, requests_of
 from specdec_plugins.decoding.requests import Request
 from specdec_plugins.formats.folder import Pair
 from specdec_plugins.formats.spec import DrafterModel
@@ -35,7 +35,7 @@ class Evaluator:
 
     pair: Pair
     threads: int
-    languages: tuple[str | None, str | None]
+    languages: Languages
 
     @cached_property
     def plain(self) -> Translator:

@@ -2,12 +2,13 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 from specdec_plugins.commands import ready
 from specdec_plugins.commands.progress import Steps
-from specdec_plugins.commands.runner import Parser, command, print_sizes
+from specdec_plugins.commands.runner import Parser, add_languages, command, print_sizes
 from specdec_plugins.extras import needed
 from specdec_plugins.fields import Fault
 
@@ -18,18 +19,17 @@ def parser() -> Parser:
         description="Make a model folder from a Hugging Face folder or a model of its Hub: Marian, M2M100, NLLB, BART, mBART, "
         "Pegasus, T5, mT5, UMT5, ByT5, MADLAD-400, T5Gemma or T5Gemma 2.",
     )
-    p.add_argument(
-        "folder", metavar="DIR", help="folder with config.json, weights and tokenizer files, as published, or ORG/NAME"
-    )
-    p.add_argument("--output", metavar="FOLDER", help="the folder to make")
-    p.add_argument("--half", action="store_true", help="store weights in float16: half the size, slightly different numbers")
-    p.add_argument("--prefix", metavar="TEXT", help="begins every source, such as 'summarize: '; stored in the folder")
-    p.add_argument(
+    add = p.add_argument
+    add("folder", metavar="DIR", help="folder with config.json, weights and tokenizer files, as published, or ORG/NAME")
+    add("--output", metavar="FOLDER", help="the folder to make")
+    add("--half", action="store_true", help="store weights in float16: half the size, slightly different numbers")
+    add("--prefix", metavar="TEXT", help="begins every source, such as 'summarize: '; stored in the folder")
+    add(
         "--task",
         metavar="NAME",
         help="use the prefix and the settings that the config has for a task, such as summarization; stored in the folder",
     )
-    p.add_argument(
+    add(
         "--check",
         nargs="?",
         const="",
@@ -37,19 +37,19 @@ def parser() -> Parser:
         help="compare with transformers, on this text or on a built-in one; with --output, the result is also written "
         "to certificate.json in it",
     )
-    p.add_argument("-s", "--source-lang", metavar="LANG", help="of the text to check (default: the model's)")
-    p.add_argument("-t", "--target-lang", metavar="LANG", help="of its translation (default: the model's)")
+    add_languages(add, "of the text to check (default: the model's)", "of its translation (default: the model's)")
     return p
 
 
-def check(options: argparse.Namespace) -> list[Fault]:
+def check(options: argparse.Namespace) -> Iterator[Fault]:
     if options.output is None and options.check is None:
-        return [("output", "is missing; give it, --check or both")]
-    kept = [name for name in ("prefix", "task") if getattr(options, name) is not None]
-    faults = [] if options.output else [(name, "requires --output, whose folder keeps it") for name in kept]
+        yield "output", "is missing; give it, --check or both"
+        return
+    for name in ("prefix", "task"):
+        if getattr(options, name) is not None and not options.output:
+            yield name, "requires --output, whose folder keeps it"
     if options.task is not None and options.check is not None:
-        faults.append(("task", "cannot be combined with --check, which compares the settings of the whole model"))
-    return faults
+        yield "task", "cannot be combined with --check, which compares the settings of the whole model"
 
 
 def run(options: argparse.Namespace) -> None:

@@ -10,6 +10,7 @@ import copy
 import logging
 import os
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -46,15 +47,17 @@ def parser() -> Parser:
         epilog="Further options are the drafter's, as for fairseq-train --arch block: --src-embedding-copy, --apply-bert-init, "
         "or fairseq's own, such as --decoder-layers N and --encoder-learned-pos. Defaults are the verifier's settings.",
     )
-    p.add_argument("--verifier", required=True, metavar="PT", help="fairseq checkpoint of the verifier")
-    p.add_argument("--output", required=True, metavar="PT", help="the drafter's initial checkpoint")
-    p.add_argument("--data", metavar="DIR", help="binarised data of the drafter, to check its dictionaries")
-    p.add_argument("--seed", type=whole, default=1, metavar="N", help="random seed of fresh parameters")
+    add = p.add_argument
+    add("--verifier", required=True, metavar="PT", help="fairseq checkpoint of the verifier")
+    add("--output", required=True, metavar="PT", help="the drafter's initial checkpoint")
+    add("--data", metavar="DIR", help="binarised data of the drafter, to check its dictionaries")
+    add("--seed", type=whole, default=1, metavar="N", help="random seed of fresh parameters")
     return p
 
 
-def check(options: argparse.Namespace) -> list[Fault]:
-    return [] if 0 <= options.seed < 2**63 else [("seed", f"{options.seed} is not from 0 to 2^63 - 1")]
+def check(options: argparse.Namespace) -> Iterator[Fault]:
+    if not 0 <= options.seed < 2**63:
+        yield "seed", f"{options.seed} is not from 0 to 2^63 - 1"
 
 
 def run(options: argparse.Namespace) -> None:

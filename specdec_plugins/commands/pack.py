@@ -3,12 +3,13 @@
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specdec_plugins.commands import ready
-from specdec_plugins.commands.runner import Parser, command, out_of_range, print_sizes, whole
+from specdec_plugins.commands.runner import Parser, add_languages, command, out_of_range, print_sizes, whole
 from specdec_plugins.fields import Fault
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.vocabulary import SPECIAL
@@ -20,15 +21,16 @@ if TYPE_CHECKING:
 
 def parser() -> Parser:
     p = Parser(prog="specdec-pack", description="Make a model folder from fairseq checkpoints, dictionaries and BPE codes.")
-    p.add_argument(
+    add = p.add_argument
+    add(
         "--verifier",
         required=True,
         metavar="PT|DIR",
         help="fairseq checkpoint of the autoregressive model, or the model folder that has it",
     )
-    p.add_argument("--drafter", metavar="PT|DIR", help="checkpoint or folder of the drafter (default: those of the model folder)")
-    p.add_argument("--add", action="store_true", help="keep the model folder's drafters of other kinds")
-    p.add_argument(
+    add("--drafter", metavar="PT|DIR", help="checkpoint or folder of the drafter (default: those of the model folder)")
+    add("--add", action="store_true", help="keep the model folder's drafters of other kinds")
+    add(
         "--devices",
         nargs="+",
         choices=("cpu", "cuda"),
@@ -36,20 +38,19 @@ def parser() -> Parser:
         metavar="D",
         help="cpu, cuda: where this drafter is the folder's default (default: where no other is)",
     )
-    p.add_argument("--data", metavar="DIR", help="folder with both dictionaries (dict.LANG.txt); a model folder has its own")
-    p.add_argument("--codes", metavar="FILE", help="BPE codes; without them the folder translates only subwords")
-    p.add_argument("-s", "--source-lang", metavar="LANG", help="source language (default: the verifier's)")
-    p.add_argument("-t", "--target-lang", metavar="LANG", help="target language (default: the verifier's)")
-    p.add_argument("--block-size", type=whole, metavar="K", help="the folder's draft length (default: as trained)")
-    p.add_argument(
+    add("--data", metavar="DIR", help="folder with both dictionaries (dict.LANG.txt); a model folder has its own")
+    add("--codes", metavar="FILE", help="BPE codes; without them the folder translates only subwords")
+    add_languages(add, "source language (default: the verifier's)", "target language (default: the verifier's)")
+    add("--block-size", type=whole, metavar="K", help="the folder's draft length (default: as trained)")
+    add(
         "--draft-vocabulary",
         type=Path,
         metavar="TEXT",
         help="draft only the tokens that make up 99 %% of this text of target subwords, such as "
         "distilled/text/train.LANG of train.sh: cheaper, about the same acceptance (default: as trained)",
     )
-    p.add_argument("--half", action="store_true", help="store weights in float16: half the size, slightly different numbers")
-    p.add_argument(
+    add("--half", action="store_true", help="store weights in float16: half the size, slightly different numbers")
+    add(
         "--dtype",
         nargs="+",
         choices=("int8", "int4"),
@@ -58,35 +59,40 @@ def parser() -> Parser:
         help="int8, int4: also store the weights packed for this --dtype of other commands, which then start faster and share "
         "one copy in memory",
     )
-    p.add_argument(
+    add(
         "--only",
         action="store_true",
         help="store layers only as --dtype packs them: a small folder, from which other data types compute with rounded weights",
     )
-    p.add_argument(
+    add(
         "--calibrate",
         type=Path,
         metavar="TEXT",
         help="source text, one sentence per line, for which --dtype int4 rounds the weights best; 500 lines are enough",
     )
-    p.add_argument("--output", required=True, metavar="DIR", help="the folder to make")
+    add("--output", required=True, metavar="DIR", help="the folder to make")
     return p
 
 
-def check(options: argparse.Namespace) -> list[Fault]:
-    faults = out_of_range(options, "block_size")
-    needed = [
-        name for name in ("block_size", "draft_vocabulary", "add", "devices") if getattr(options, name) and not options.drafter
-    ]
-    faults += [(name, "requires --drafter") for name in needed]
-    faults += [("only", "requires --dtype with one data type")] * (options.only and len(options.dtype) != 1)
-    faults += [("calibrate", "requires --dtype int4")] * (options.calibrate is not None and "int4" not in options.dtype)
-    if not Path(options.verifier).is_dir():
-        faults += [("add", "requires a model folder")] * options.add
-        return faults + [("data", "is required with a checkpoint")] * (not options.data)
-    languages = () if options.calibrate else ("source_lang", "target_lang")  # of the text
-    given = [name for name in ("data", "codes", *languages) if getattr(options, name)]
-    return faults + [(name, "cannot be combined with a model folder, which has its own") for name in given]
+def check(options: argparse.Namespace) -> Iterator[Fault]:
+    yield from out_of_range(options, "block_size")
+    for name in ("block_size", "draft_vocabulary", "add", "devices"):
+        if getattr(options, name) and not options.drafter:
+            yield name, "requires --drafter"
+    if options.only and len(options.dtype) != 1:
+        yield "only", "requires --dtype with one data type"
+    if options.calibrate is not None and "int4" not in options.dtype:
+        yield "calibrate", "requires --dtype int4"
+    if Path(options.verifier).is_dir():
+        languages = () if options.calibrate else ("source_lang", "target_lang")  # of the text
+        for name in ("data", "codes", *languages):
+            if getattr(options, name):
+                yield name, "cannot be combined with a model folder, which has its own"
+        return
+    if options.add:
+        yield "add", "requires a model folder"
+    if not options.data:
+        yield "data", "is required with a checkpoint"
 
 
 def run(options: argparse.Namespace) -> None:

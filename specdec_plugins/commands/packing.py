@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specdec_plugins.commands.draft_text import requests_of
+from specdec_plugins.commands.draft_text import Languages, requests_of
 from specdec_plugins.decoding.backends.cpu import gptq
 from specdec_plugins.decoding.backends.cpu.binding import Engine
 from specdec_plugins.decoding.backends.cpu.model import CpuModel, obstacles
@@ -19,8 +19,6 @@ from specdec_plugins.text.lines import read_lines
 from specdec_plugins.translator import Translator
 
 LINES = 512  # of the calibration text that are read, evenly spread
-
-Languages = tuple[str | None, str | None]
 
 
 def packed(pair: Pair, dtypes: Sequence[str], calibration: Path | None, languages: Languages) -> Pair:

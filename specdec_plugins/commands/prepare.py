@@ -17,6 +17,7 @@ A run that ended early is resumed by the same command.
 
 import argparse
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -74,29 +75,28 @@ def parser() -> Parser:
     return p
 
 
-def check(options: argparse.Namespace) -> list[Fault]:
+def check(options: argparse.Namespace) -> Iterator[Fault]:
     """Everything that is wrong with the options."""
-    faults = out_of_range(options, "bpe_operations", "dict_size", "workers")
+    yield from out_of_range(options, "bpe_operations", "dict_size", "workers")
     splits = options.train or options.valid or options.test
     if options.source_lang == options.target_lang:
-        faults.append(("source_lang", "and --target-lang are the same"))
+        yield "source_lang", "and --target-lang are the same"
     if options.mono and (splits or not options.codes):
-        faults.append(("mono", "requires --codes and cannot be combined with --train, --valid or --test"))
+        yield "mono", "requires --codes and cannot be combined with --train, --valid or --test"
     if not (splits or options.mono):
-        faults.append(("train", "is missing: give --train, --valid, --test or --mono"))
+        yield "train", "is missing: give --train, --valid, --test or --mono"
     if splits and not options.train and not (options.dict and (options.codes or options.bpe_applied)):
-        faults.append(("dict", "is required without --train, with --codes or --bpe-applied"))
+        yield "dict", "is required without --train, with --codes or --bpe-applied"
     if options.dict and not (options.codes or options.bpe_applied):
-        faults.append(("dict", "requires the --codes it was made with, or --bpe-applied"))
+        yield "dict", "requires the --codes it was made with, or --bpe-applied"
     if options.restyle and (options.bpe_applied or options.mono):
-        faults.append(("restyle", "requires raw text in two languages"))
+        yield "restyle", "requires raw text in two languages"
     if options.dict_size and (options.dict or options.mono or options.tokenizer == BYTE_LEVEL):
-        faults.append(("dict_size", "cannot be combined with --dict, --mono or byte-level BPE"))
+        yield "dict_size", "cannot be combined with --dict, --mono or byte-level BPE"
     if not 0 <= (options.max_length or 0) <= MOST:
-        faults.append(("max_length", f"{options.max_length:,} is not a number from 0 to {MOST:,}"))
+        yield "max_length", f"{options.max_length:,} is not a number from 0 to {MOST:,}"
     if not (options.max_ratio or 0) >= 0:
-        faults.append(("max_ratio", f"{options.max_ratio} is not a number from 0"))
-    return faults
+        yield "max_ratio", f"{options.max_ratio} is not a number from 0"
 
 
 def share(value: str) -> float:

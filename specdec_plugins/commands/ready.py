@@ -11,9 +11,8 @@ from pathlib import Path
 from specdec_plugins.extras import needed
 from specdec_plugins.formats import drafter_folder, hub
 from specdec_plugins.formats.errors import brief
+from specdec_plugins.formats.files import AnyPath
 from specdec_plugins.settings import UNTRAINED
-
-AnyPath = str | os.PathLike[str]
 
 
 def model(name: AnyPath) -> str:

@@ -53,6 +53,12 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{printable(self.prog)}: error: {printable(message)}\n")
 
 
+def add_languages(add: Callable[..., object], source: str, target: str) -> None:
+    """The options -s and -t with these help texts; ``add`` is the ``add_argument`` of a parser or a group."""
+    add("-s", "--source-lang", metavar="LANG", help=source)
+    add("-t", "--target-lang", metavar="LANG", help=target)
+
+
 class Version(argparse.Action):
     """Prints the version and the kernels that this machine has."""
 
@@ -151,15 +157,13 @@ def option_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def out_of_range(options: argparse.Namespace, *names: str) -> list[Fault]:
+def out_of_range(options: argparse.Namespace, *names: str) -> Iterator[Fault]:
     """Faults of counts, which start at 1; an option may have several values or none."""
-    faults = []
     for name in names:
         value, count = getattr(options, name), Option(least=1, most=MOST_THREADS if name in ("threads", "workers") else MOST)
         for each in value if isinstance(value, list) else [value]:
             if each is not None and (fault := count.fault(each)):
-                faults.append((name, fault))
-    return faults
+                yield name, fault
 
 
 def same_file(one: str | None, other: str | None) -> bool:

@@ -2,14 +2,14 @@
 
 import argparse
 import json
-import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from specdec_plugins.commands import ready
-from specdec_plugins.commands.runner import Parser, command, say
+from specdec_plugins.commands.runner import Parser, command, same_file, say
 from specdec_plugins.fields import Fault
 from specdec_plugins.formats.errors import printable
 from specdec_plugins.measure.hypotheses import read, same_length, wrong_tokenisation
@@ -24,46 +24,41 @@ def parser() -> Parser:
         epilog="A FILE is plain text, the output of fairseq-generate (D, H and T lines, in any order) or JSON lines of "
         "specdec-translate; .gz allowed. Exit status: 0 done; 1 bad input; 2 wrong options.",
     )
-    p.add_argument("systems", nargs="+", metavar="FILE", help="hypotheses, one file per system: D lines, or H without D")
-    p.add_argument("--reference", metavar="FILE", help="references (default: the first system's T lines)")
-    p.add_argument(
+    add = p.add_argument
+    add("systems", nargs="+", metavar="FILE", help="hypotheses, one file per system: D lines, or H without D")
+    add("--reference", metavar="FILE", help="references (default: the first system's T lines)")
+    add(
         "--baseline",
         metavar="FILE",
         help="hypotheses to compare each system with, such as greedy decoding's: paired bootstrap, approximate "
         "randomisation, identical sentences, BLEU between the two",
     )
-    p.add_argument(
-        "-t", "--target-lang", metavar="LANG", help="de: also compound-split BLEU; zh, ja, ko: sacreBLEU's tokenisers for these"
-    )
-    p.add_argument(
+    add("-t", "--target-lang", metavar="LANG", help="de: also compound-split BLEU; zh, ja, ko: sacreBLEU's tokenisers for these")
+    add(
         "--tokenized",
         action="store_true",
         help="all text is tokens (H lines, JSON's tokens): tokenised BLEU instead of BLEU and chrF",
     )
-    p.add_argument("--remove-bpe", action="store_true", help="join subwords first")
-    p.add_argument(
-        "--rouge", action="store_true", help="also ROUGE-1, ROUGE-2 and ROUGE-Lsum of summaries (extra: summarisation)"
-    )
-    p.add_argument("--comet", metavar="MODEL", help="also a COMET model, such as Unbabel/wmt22-comet-da (extra: comet)")
-    p.add_argument("--source", metavar="FILE", help="source text, for --comet")
-    p.add_argument("--json", metavar="FILE", help="write all results as one JSON object; -: to stdout, instead of the table")
+    add("--remove-bpe", action="store_true", help="join subwords first")
+    add("--rouge", action="store_true", help="also ROUGE-1, ROUGE-2 and ROUGE-Lsum of summaries (extra: summarisation)")
+    add("--comet", metavar="MODEL", help="also a COMET model, such as Unbabel/wmt22-comet-da (extra: comet)")
+    add("--source", metavar="FILE", help="source text, for --comet")
+    add("--json", metavar="FILE", help="write all results as one JSON object; -: to stdout, instead of the table")
     return p
 
 
-def check(options: argparse.Namespace) -> list[Fault]:
+def check(options: argparse.Namespace) -> Iterator[Fault]:
     """Everything that is wrong with the options."""
-    faults: list[Fault] = []
     if options.target_lang and not re.fullmatch("[a-z]{2}", options.target_lang):
-        faults.append(("target_lang", f"{options.target_lang} is not a two-letter code"))
+        yield "target_lang", f"{options.target_lang} is not a two-letter code"
     if bool(options.comet) != bool(options.source):
-        faults.append(("comet", "and --source require each other"))
+        yield "comet", "and --source require each other"
     for name in ("comet", "rouge"):
         if getattr(options, name) and options.tokenized:
-            faults.append((name, "requires plain text, not --tokenized"))
-    files = [path for path in (*options.systems, options.reference, options.baseline, options.source) if path]
-    if options.json and any(os.path.realpath(path) == os.path.realpath(options.json) for path in files):
-        faults.append(("json", f"{options.json} is also an input"))
-    return faults
+            yield name, "requires plain text, not --tokenized"
+    files = *options.systems, options.reference, options.baseline, options.source
+    if any(same_file(options.json, path) for path in files):
+        yield "json", f"{options.json} is also an input"
 
 
 def run(options: argparse.Namespace) -> None:

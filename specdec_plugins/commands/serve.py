@@ -20,6 +20,7 @@ from specdec_plugins.commands.runner import LogFormatter, Parser, Terminated, co
 from specdec_plugins.extras import needed
 from specdec_plugins.fields import Fault, OptionError
 from specdec_plugins.formats import hub
+from specdec_plugins.formats.files import is_file_name
 from specdec_plugins.serving.listening import listen
 from specdec_plugins.settings import DTYPES, Settings
 
@@ -147,7 +148,7 @@ def models_of(options: argparse.Namespace) -> list[tuple[str, argparse.Namespace
 def check(options: argparse.Namespace) -> list[Fault]:
     models = models_of(options)
     names = Counter(name for name, _ in models)
-    faults = out_of_range(options, "max_characters", "max_texts", "max_per_minute", "quota", "threads")
+    faults = [*out_of_range(options, "max_characters", "max_texts", "max_per_minute", "quota", "threads")]
     faults += [] if models else [("model", "or --config is required")]
     faults += [("model", f"{name} is the name of several models") for name, times in names.items() if times > 1]
     faults += [(name, "is not above 0") for name in ("timeout", "grace") if not getattr(options, name) > 0]
@@ -181,7 +182,7 @@ def model_faults(name: str, options: argparse.Namespace, folder: str | None) -> 
         yield "learn", "cannot be combined with --draft-with, whose drafters have no weights"
     if options.device != "cpu":
         yield "learn", f"requires --device cpu, not {options.device}"
-    if folder and (Path(name).name != name or name in ("", "..") or not name.isprintable()):
+    if folder and not is_file_name(name):
         yield "learn_dir", f"needs a model's name that can be a folder's, not {name:.100}"
 
 

@@ -99,15 +99,15 @@ class Progress:
         return f" (lines written: {self.output.lines:,}, to {self.output.path or 'stdout'}){how}"
 
 
-def check(options: argparse.Namespace) -> list[Fault]:
+def check(options: argparse.Namespace) -> Iterator[Fault]:
     """Everything that is wrong with the options. Raises ValueError for a file whose format is not supported."""
-    faults: list[Fault] = []
     if options.files and options.input:
-        faults.append(("input", "cannot be combined with input files as arguments"))
+        yield "input", "cannot be combined with input files as arguments"
     options.files = options.files or [options.input] * bool(options.input)
     for path in options.files if options.on_error == "stop" else ():
         format_of(path)
-    return [*faults, *decoding_faults(options), *file_faults(options), *format_faults(options)]
+    for faults in (decoding_faults, file_faults, format_faults):
+        yield from faults(options)
 
 
 def require(options: argparse.Namespace) -> None:

@@ -4,7 +4,6 @@
 sums them up at the end. Each file is written whole by one call, so a kill spoils none, and stores need not append.
 """
 
-import fcntl
 import json
 import os
 import re
@@ -16,7 +15,8 @@ from typing import Any
 from specdec_plugins.corpora.plan import Input, Plan, stamped
 from specdec_plugins.corpora.stores import contents, make_folder, read, sizes, within, write
 from specdec_plugins.corpora.values import Piece, Shard, ShardReport
-from specdec_plugins.formats.errors import brief
+from specdec_plugins.formats.errors import brief, difference
+from specdec_plugins.formats.files import lock
 
 NAME = r"part-[0-9]{5,}(\.[a-z]+)+"
 UNFINISHED = rf"({NAME}|(manifest|summary|[0-9]+)\.json)\.[0-9a-f]+\.tmp"
@@ -31,14 +31,9 @@ def owned(folder: str) -> Iterator[None]:
     if "://" in folder:
         yield
         return
-    lock = os.open(os.path.join(folder, ".lock"), os.O_CREAT | os.O_RDWR, 0o666)
+    file = os.open(os.path.join(folder, ".lock"), os.O_CREAT | os.O_RDWR, 0o666)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{folder}: another run is writing here") from None
-        except OSError:  # a file system without locks
-            pass
+        lock(file, f"{folder}: another run is writing here")
         for place in (folder, within(folder, "reports")):
             for name in sizes(place):
                 if re.fullmatch(UNFINISHED, name):  # of a run that was killed
@@ -46,7 +41,7 @@ def owned(folder: str) -> Iterator[None]:
                         os.unlink(within(place, name))
         yield
     finally:
-        os.close(lock)
+        os.close(file)
 
 
 def record(folder: str, report: ShardReport) -> None:
@@ -73,8 +68,7 @@ def resume(
         save(folder, made_by, made)
         return made, []
     before, made = known
-    if other := next((name for name in {**before, **made_by} if before.get(name) != made_by.get(name)), None):
-        what = "another model" if other == "model" else f"{other} {before.get(other)}, not {made_by.get(other)}"
+    if what := difference(before, made_by):
         raise ValueError(f"{folder}: was made with {what}{ADVICE}")
     made = same_inputs(folder, made, paths, plan)
     save(folder, made_by, made)

@@ -8,6 +8,7 @@ from functools import partial
 from specdec_plugins.files import Options, Span, Unreadable
 from specdec_plugins.files.markup import spelled
 from specdec_plugins.text.lines import decoded as utf8
+from specdec_plugins.text.lines import refuse_nul
 
 SKIPPED = re.compile(r"(?:\s+|//[^\r\n]*|/\*.*?\*/)*+", re.DOTALL)
 STRING = re.compile(r'"((?:[^"\\]+|\\.)*+)"', re.DOTALL)
@@ -31,8 +32,7 @@ def decoded(data: bytes) -> tuple[Callable[[str], bytes], str]:
     except UnicodeDecodeError as error:
         line = data[2 : error.start + 2].decode(encoding, "replace").count("\n") + 1
         raise ValueError(f"line {line}: not UTF-16") from None
-    if "\0" in text:
-        raise ValueError(f"line {text.count(chr(10), 0, text.index(chr(0))) + 1}: contains a NUL byte, so it is not text")
+    refuse_nul(text)
     return lambda text: mark + text.encode(encoding), text
 
 

@@ -22,10 +22,10 @@ NAMESPACES = (
 )
 TEXTS = ("header", "footer", "footnotes", "endnotes", "comments")  # parts beside the body
 INLINE = "docx.inline"
-AROUND = frozenset(["w:hyperlink", "w:ins", "w:moveTo", "w:smartTag", "w:customXml", "w:sdt", "w:sdtContent", "w:dir", "w:bdo"])
-ABOUT = frozenset(["w:sdtPr", "w:sdtEndPr", "w:smartTagPr", "w:customXmlPr"])  # what such an element begins with
-UNSEEN = frozenset(["w:proofErr", "w:lastRenderedPageBreak", "w:softHyphen"])  # which a translation does without
-BREAKS = frozenset(["w:tab", "w:br", "w:cr", "w:ptab"])
+AROUND = frozenset("w:hyperlink w:ins w:moveTo w:smartTag w:customXml w:sdt w:sdtContent w:dir w:bdo".split())
+ABOUT = frozenset("w:sdtPr w:sdtEndPr w:smartTagPr w:customXmlPr".split())  # what such an element begins with
+UNSEEN = frozenset("w:proofErr w:lastRenderedPageBreak w:softHyphen".split())  # which a translation does without
+BREAKS = frozenset("w:tab w:br w:cr w:ptab".split())
 LANGUAGE = frozenset(["w:lang", "w:noProof", "w:rPrChange"])  # formats of text that say nothing of a translation's looks
 SYMBOLS = re.compile(r'="(?:Symbol|Wingdings|Webdings)[ 23]*"|<w:vanish(?:/>| w:val="(?:1|true|on)")')  # glyphs, hidden text
 PICTURE = "wp:docPr"

@@ -21,7 +21,7 @@ VOID = frozenset("area base br col embed hr img input link meta source track wbr
 RCDATA = frozenset(["title", "textarea"])  # without tags inside, but with entities
 RAW = RCDATA | frozenset("style script xmp iframe noembed noframes plaintext".split())
 VERBATIM = RAW - {"title"} | frozenset("code kbd samp var pre math svg template".split())
-ATTRIBUTES = frozenset(["alt", "title", "placeholder", "label", "aria-label", "aria-description"])
+ATTRIBUTES = frozenset("alt title placeholder label aria-label aria-description".split())
 
 
 FOREIGN = ("svg", "math")

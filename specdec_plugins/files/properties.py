@@ -12,6 +12,7 @@ from specdec_plugins.files import Options, Span, Unreadable
 from specdec_plugins.files.markup import Token, message_spans, spelled
 from specdec_plugins.files.values import is_prose
 from specdec_plugins.text.icu import Reader, is_message
+from specdec_plugins.text.lines import refuse_nul
 
 BLANK = re.compile(r"[ \t\f\r\n]*")
 COMMENT = re.compile(r"[#!][^\r\n]*")
@@ -33,9 +34,7 @@ def decoded(data: bytes) -> tuple[Callable[[str], bytes], str]:
         text = data.decode(encoding)
     except UnicodeDecodeError:
         encoding, text = "latin-1", data.decode("latin-1")
-    if "\0" in text:
-        line = text.count("\n", 0, text.index("\0")) + 1
-        raise ValueError(f"line {line}: contains a NUL byte, so it is not text")
+    refuse_nul(text)
     most = {"ascii": 0x7F, "latin-1": 0xFF}.get(encoding)
     return partial(encoded, encoding=encoding, most=most), text
 

@@ -10,14 +10,6 @@ OTHERS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
 Field = tuple[int, int, str]  # the first character, the one after the last, and the text
 
 
-def commas(source: str, options: Options) -> Iterator[Span]:
-    return spans(source, options, ",")
-
-
-def tabs(source: str, options: Options) -> Iterator[Span]:
-    return spans(source, options, "\t")
-
-
 def spans(source: str, options: Options, separator: str) -> Iterator[Span]:
     if not options.columns:
         raise Unreadable(None, "a table: name its columns with --columns, such as --columns 2 or --columns title,text")
@@ -35,6 +27,9 @@ def spans(source: str, options: Options, separator: str) -> Iterator[Span]:
                 how = partial(write, separator=separator, quoted=source[start : start + 1] == '"')
                 yield Span(start, end, text, write=how, lines=True)
     single.check()
+
+
+commas, tabs = (partial(spans, separator=separator) for separator in ",\t")
 
 
 class Single:

@@ -11,6 +11,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 WEIGHT_DTYPES = (np.dtype(np.float16), BFLOAT16, np.dtype(np.float32), np.dtype(np.float64))
 
 Arrays = Mapping[str, np.ndarray]
+Tensors = dict[str, np.ndarray]  # that are being read
 
 
 class Lazy:

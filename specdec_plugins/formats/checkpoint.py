@@ -5,7 +5,6 @@ fairseq's own plain containers are allow-listed.
 """
 
 import argparse
-import os
 import pickle
 import struct
 from collections import defaultdict
@@ -18,7 +17,8 @@ from typing import Any
 from specdec_plugins.extras import needed
 from specdec_plugins.formats import files
 from specdec_plugins.formats.errors import brief
-from specdec_plugins.formats.spec import storage_fault
+from specdec_plugins.formats.files import AnyPath
+from specdec_plugins.formats.spec import storage_faults
 
 Checkpoint = dict[str, Any]
 
@@ -47,10 +47,10 @@ class Node(Mapping[Any, Any]):
 
 
 OMEGACONF = {
-    "dictconfig": ("DictConfig",),
-    "listconfig": ("ListConfig",),
-    "base": ("ContainerMetadata", "Metadata"),
-    "nodes": ("AnyNode", "BooleanNode", "EnumNode", "FloatNode", "IntegerNode", "StringNode"),
+    "dictconfig": "DictConfig",
+    "listconfig": "ListConfig",
+    "base": "ContainerMetadata Metadata",
+    "nodes": "AnyNode BooleanNode EnumNode FloatNode IntegerNode StringNode",
 }
 
 
@@ -67,20 +67,19 @@ def allow_fairseq_types() -> None:
     for name, classes in OMEGACONF.items():
         module = f"omegaconf.{name}"
         found = import_module(module) if installed else None
-        types += [getattr(found, each) if found else type(each, (Node,), {"__module__": module}) for each in classes]
+        types += [getattr(found, each) if found else type(each, (Node,), {"__module__": module}) for each in classes.split()]
     torch.serialization.add_safe_globals(types)
 
 
-def load(path: str | os.PathLike[str]) -> Checkpoint:
+def load(path: AnyPath) -> Checkpoint:
     """Read a fairseq checkpoint onto the CPU. Raises CheckpointError for a missing, truncated, unsafe or foreign file."""
     checkpoint = unpickled(path)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         raise CheckpointError(f"{path}: not a fairseq checkpoint (no 'model' in it)")
     if checkpoint.get("args") is None and checkpoint.get("cfg") is None:
         raise CheckpointError(f"{path}: not a fairseq checkpoint (neither 'args' nor 'cfg' in it)")
-    for name, tensor in checkpoint["model"].items():
-        if not isinstance(name, str) or (fault := storage_fault(tensor)):
-            raise CheckpointError(f"{path}: the weight {name!r:.80} {fault if isinstance(name, str) else 'has no name'}")
+    if fault := storage_faults(checkpoint["model"]):
+        raise CheckpointError(f"{path}: {fault}")
     try:
         model_args(checkpoint), task_settings(checkpoint)
     except (TypeError, AttributeError, KeyError, ValueError) as error:
@@ -91,7 +90,7 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
     return checkpoint
 
 
-def unpickled(path: str | os.PathLike[str]) -> Any:
+def unpickled(path: AnyPath) -> Any:
     """What `torch.save` wrote, on the CPU. Raises CheckpointError for what is not just weights."""
     with needed("torch", f"{path}: a fairseq checkpoint"):
         import torch
@@ -143,7 +142,7 @@ def _named(settings: Any) -> dict[str, Any]:
     return dict(vars(settings) if isinstance(settings, argparse.Namespace) else settings)
 
 
-def save(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
+def save(checkpoint: Checkpoint, path: AnyPath) -> None:
     """Write a checkpoint, whole or not at all."""
     import torch
 
@@ -163,7 +162,7 @@ def untrained() -> Checkpoint:
     }
 
 
-def average(paths: Sequence[str | os.PathLike[str]]) -> Checkpoint:
+def average(paths: Sequence[AnyPath]) -> Checkpoint:
     """The last of several checkpoints of one model, with the mean of their weights, summed in float64.
 
     Counters and format markers are the last checkpoint's. Tied weights stay tied. Optimizer state is dropped.

@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from specdec_plugins.formats.description import Description, DrafterEntry, read_description, read_json
 from specdec_plugins.formats.errors import UNSAFE
-from specdec_plugins.formats.files import write
+from specdec_plugins.formats.files import write_json
 from specdec_plugins.formats.strict import parse
 
 FORMAT = 1
@@ -62,14 +61,11 @@ def _sound(value: Any) -> bool:
     if isinstance(value, str):
         return len(value) <= MAX_TEXT and not any(ord(each) in UNSAFE or 0xD800 <= ord(each) < 0xE000 for each in value)
     if isinstance(value, Mapping):
-        return len(value) <= MAX_ENTRIES and all(map(_sound, value)) and all(not _nested(each) for each in value.values())
+        nested = any(isinstance(each, (Mapping, list, tuple)) for each in value.values())
+        return len(value) <= MAX_ENTRIES and not nested and all(map(_sound, [*value, *value.values()]))
     if isinstance(value, tuple):
         return len(value) <= MAX_ENTRIES and all(map(_sound, value))
     return value is None or (isinstance(value, (int, float)) and 0 <= value <= MAX_NUMBER)
-
-
-def _nested(value: Any) -> bool:
-    return isinstance(value, (Mapping, list, tuple)) or not _sound(value)
 
 
 @dataclass(frozen=True)
@@ -106,7 +102,7 @@ def read_record(folder: Path) -> Record:
 def write_description(folder: Path, entry: DrafterEntry, record: Record | None) -> None:
     """Write ``drafter.json``, whole or not at all."""
     described = DrafterDescription(FORMAT, entry, dataclasses.asdict(record) if record else {})
-    write(folder / NAME, json.dumps(dataclasses.asdict(described), indent=1) + "\n")
+    write_json(folder / NAME, dataclasses.asdict(described))
 
 
 def drafters_in(folder: Path) -> tuple[DrafterEntry, ...]:

@@ -1,6 +1,7 @@
 """Keeps errors about untrusted files to one readable line."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 # Characters that steer a terminal or reorder a line: controls, line separators, direction overrides. Joiners (U+200C, U+200D)
 # and no-break spaces stay: Persian, Hindi and French need them.
@@ -19,6 +20,14 @@ def brief(text: object, most: int = 200) -> str:
     """An untrusted text as one line of at most ``most`` characters."""
     line = printable(" ".join(str(text).split()))
     return line if len(line) <= most else f"{line[:most]}..."
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """What an output ``before`` was made with that is not the same ``now``, by name: ``another model``, or an option's value."""
+    for name in {**before, **now}:
+        if before.get(name) != now.get(name):
+            return "another model" if name == "model" else f"{name} {before.get(name)}, not {now.get(name)}"
+    return None
 
 
 def listed(items: Sequence[str], separator: str = ", ", most: int = 8) -> str:

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from specdec_plugins.formats.arrays import Arrays, arrays
+from specdec_plugins.formats.arrays import Arrays, Tensors, arrays
 from specdec_plugins.formats.checkpoint import Checkpoint, CheckpointError, model_args, task_settings
 from specdec_plugins.formats.errors import brief, listed
-from specdec_plugins.formats.spec import DrafterModel, Model, own_shapes, sinusoidal_table, tensor_faults, tensor_shapes
+from specdec_plugins.formats.spec import DrafterModel, Model, own_shapes, sides, sinusoidal_table, tensor_faults, tensor_shapes
 from specdec_plugins.model.spec import Attention, Embedding, FeedForward, ModelSpec, SideSpec, Symbols
 
 PAD = Symbols().pad
@@ -42,25 +42,16 @@ SPEC_SETTINGS = frozenset(
         *(
             f"{side}_{name}"
             for side in SIDES
-            for name in (
-                "embed_dim",
-                "ffn_embed_dim",
-                "layers",
-                "attention_heads",
-                "normalize_before",
-                "learned_pos",
-            )
+            for name in "embed_dim ffn_embed_dim layers attention_heads normalize_before learned_pos".split()
         ),
     }
 )
 HARMLESS: dict[str, tuple[Any, ...]] = {  # besides None
     **dict.fromkeys(
-        tuple(
-            """
+        """
             adaptive_input char_inputs cross_self_attention full_context_alignment merge_src_tgt_embed no_cross_attention
             no_token_positional_embeddings scale_attn scale_fc scale_heads scale_resids
-        """.split()
-        ),
+        """.split(),
         (False,),
     ),
     **dict.fromkeys(("base_layers", "quant_noise_pq", "quant_noise_scalar"), (0,)),
@@ -68,15 +59,13 @@ HARMLESS: dict[str, tuple[Any, ...]] = {  # besides None
     "adaptive_softmax_cutoff": (),
 }
 WITHOUT_EFFECT = frozenset(
-    {
-        *"""
+    """
         activation_dropout attention_dropout dropout relu_dropout encoder_layerdrop decoder_layerdrop encoder_embed_path
         decoder_embed_path checkpoint_activations offload_activations min_params_to_wrap export adaptive_input_cutoff
         adaptive_input_factor adaptive_softmax_dropout adaptive_softmax_factor tie_adaptive_weights tie_adaptive_proj
         base_sublayers base_shuffle quant_noise_pq_block_size apply_bert_init freeze_encoder pooler_activation_fn pooler_dropout
         spectral_norm_classification_head
     """.split()
-    }
 )
 # fairseq's names for model options...
 MODEL_OPTION = re.compile(
@@ -84,13 +73,11 @@ MODEL_OPTION = re.compile(
 )
 # ...and options of training, data and generation that look the same.
 NO_MODEL_OPTIONS = frozenset(
-    {
-        *"""
+    """
         decoder_langtok encoder_langtok max_positions no_beamable_mm no_bias_correction no_early_stop no_epoch_checkpoints
         no_last_checkpoints no_progress_bar no_repeat_ngram_size no_reshard_after_forward no_save no_save_optimizer_state
         no_save_optimizer_state_on_training_finished no_seed_provided no_shuffle no_whole_word_mask_langs scale_parameter
     """.split()
-    }
 )
 # Not part of the function: counters, sinusoidal tables (computed again), unused heads, markers.
 NO_WEIGHTS = re.compile(
@@ -208,10 +195,10 @@ def announced(args: Mapping[str, Any]) -> Iterator[str]:
         yield "decoder.successor.out.weight"
 
 
-def modern_names(weights: Arrays) -> dict[str, np.ndarray]:
+def modern_names(weights: Arrays) -> Tensors:
     """Weights by fairseq 0.12's names; older versions named and packed some differently."""
     norms = {"encoder": ("self_attn", "final"), "decoder": ("self_attn", "encoder_attn", "final")}
-    renamed: dict[str, np.ndarray] = {}
+    renamed: Tensors = {}
     for name, tensor in weights.items():
         side, _, rest = name.partition(".")
         number = re.fullmatch(r"(layers\.\d+)\.layer_norms\.(\d)\.(weight|bias)", rest)
@@ -258,11 +245,11 @@ def spec_of(args: Mapping[str, Any], weights: Arrays, unscaled: bool) -> ModelSp
     return ModelSpec(side("encoder", "max_source_positions"), side("decoder", "max_target_positions"))
 
 
-def canonical(weights: Arrays, spec: ModelSpec) -> dict[str, np.ndarray]:
+def canonical(weights: Arrays, spec: ModelSpec) -> Tensors:
     """The tensors of the function by canonical names, with sinusoidal tables, and tied output projections, which older versions
     omit."""
     tensors = {name: tensor for name, tensor in weights.items() if not NO_WEIGHTS.fullmatch(name)}
-    for name, side in (("encoder", spec.encoder), ("decoder", spec.decoder)):
+    for name, side in sides(spec).items():
         if f"{name}.embed_positions.weight" not in tensors and (table := sinusoidal_table(side)) is not None:
             tensors[f"{name}.embed_positions.weight"] = table
     if "decoder.embed_tokens.weight" in tensors:

@@ -1,15 +1,25 @@
-"""Atomic writes, and files mapped into memory."""
+"""Atomic writes, locks, and files mapped into memory."""
 
 import ctypes
 import errno
+import fcntl
+import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+AnyPath = str | os.PathLike[str]
+
+
+def is_file_name(name: str) -> bool:
+    """Whether an untrusted name can be a file's in a folder, and leads nowhere else."""
+    return Path(name).name == name and name not in ("", "..") and name.isprintable()
 
 
 @contextmanager
-def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
+def whole(path: AnyPath) -> Iterator[Path]:
     """Yields a temporary path that replaces ``path`` at the end, with a new file's permissions. An error leaves ``path`` as it
     was, and so does a loss of power: the file reaches the disk before it takes the place."""
     path = Path(path)
@@ -45,11 +55,27 @@ def write(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Write a file of indented JSON, whole or not at all."""
+    write(path, json.dumps(value, indent=1) + "\n")
+
+
+def lock(file: int, taken: str) -> None:
+    """Lock an open file until it is closed. Raises ValueError with the message ``taken`` if it is locked. File systems without
+    locks do nothing."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(taken) from None
+    except OSError:
+        pass
+
+
 MADV_DONTNEED = 4
 _mapped = set[str]()  # the files of weights that this process has mapped
 
 
-def mapping(path: str | os.PathLike[str]) -> None:
+def mapping(path: AnyPath) -> None:
     """Note that a file of weights is mapped. `unload` drops the pages of no other: a library's hold its relocated data."""
     _mapped.add(os.path.realpath(path))
 

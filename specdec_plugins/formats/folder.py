@@ -8,24 +8,23 @@ Folders of format 1 contain fairseq's settings and names, and are read like its 
 """
 
 import argparse
-import dataclasses
 import errno
-import json
 import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from specdec_plugins.formats import checkpoint, description, drafter_folder, fairseq, hub, huggingface, packed, spec, tensors
-from specdec_plugins.formats.arrays import WEIGHT_DTYPES, Arrays, Lazy, address, array, equal
+from specdec_plugins.formats.arrays import WEIGHT_DTYPES, Arrays, Lazy, Tensors, address, array, equal
 from specdec_plugins.formats.code import refuse_own_code
 from specdec_plugins.formats.description import CodecEntry, Description, DrafterEntry, VerifierEntry, codec_entry
 from specdec_plugins.formats.errors import listed
+from specdec_plugins.formats.files import AnyPath, is_file_name, write_json
 from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.model.spec import Heads
 from specdec_plugins.text.codec import Codec, CodecConfig, open_codec
@@ -78,7 +77,7 @@ class Pair:
     def drafting(self, drafter: DrafterModel) -> "Pair":
         """The pair with this drafter, in place of one of the same code; the one it had is another."""
         others = tuple(each for each in self.drafters if each.code != drafter.code)
-        return dataclasses.replace(self, drafter=drafter, others=others)
+        return replace(self, drafter=drafter, others=others)
 
     @property
     def block_size(self) -> int:
@@ -86,7 +85,7 @@ class Pair:
         return self.drafter.block_size if self.drafter else 0
 
 
-def load_folder(folder: str | os.PathLike[str], device: str = "cpu") -> Pair:
+def load_folder(folder: AnyPath, device: str = "cpu") -> Pair:
     """Read a model folder or a Hugging Face folder, which may be one of the Hub (`hub.py`). Of several drafters that for the
     ``device`` drafts. Raises ValueError naming the file at fault."""
     folder = hub.find(folder)
@@ -103,7 +102,7 @@ def load_folder(folder: str | os.PathLike[str], device: str = "cpu") -> Pair:
         languages = described.source_lang, described.target_lang
         pair = Pair.open(verifier, None, CodecConfig(codec.name, str(folder), files, *languages, codec.options))
         mark = described.verifier.fingerprint if isinstance(described, Description) else None
-        pair = dataclasses.replace(pair, alignment=described.alignment, others=drafters, fingerprint=mark)
+        pair = replace(pair, alignment=described.alignment, others=drafters, fingerprint=mark)
         pair = pair.drafting(drafter_folder.default(drafters, device)) if drafters else pair
         return _checked(pair)
     except FileNotFoundError as error:
@@ -117,7 +116,7 @@ def _load_huggingface(folder: Path) -> Pair:
     tokenizer = TokenizerFolder(folder, settings)
     entry = tokenizer.entry()
     if tokenizer.forces_language:  # requests choose the language; the config's is only the default
-        model = dataclasses.replace(model, spec=dataclasses.replace(model.spec, forced=()))
+        model = replace(model, spec=replace(model.spec, forced=()))
     files = {role: _inside(folder, name, MAX_CODEC_BYTES) for role, name in entry.files.items()}
     config = CodecConfig(entry.name, str(folder), files, *tokenizer.languages(), entry.options)
     return _checked(Pair.open(model, None, config))
@@ -126,7 +125,7 @@ def _load_huggingface(folder: Path) -> Pair:
 def with_prefix(pair: Pair, prefix: str) -> Pair:
     """A pair of an imported model whose sources begin with this text. Raises ValueError."""
     options = {name: value for name, value in pair.config.options.items() if name != "prefixes"} | {"prefix": prefix}
-    return Pair.open(pair.verifier, pair.drafter, dataclasses.replace(pair.config, options=options))
+    return Pair.open(pair.verifier, pair.drafter, replace(pair.config, options=options))
 
 
 def for_task(pair: Pair, folder: Path, task: str) -> Pair:
@@ -134,12 +133,12 @@ def for_task(pair: Pair, folder: Path, task: str) -> Pair:
     if not huggingface.is_huggingface(folder):
         raise ValueError(f"{folder}: tasks are those of a Hugging Face folder's config.json")
     rules, prefix = huggingface.task_of(folder, task, pair.verifier.spec.outputs)
-    spec = dataclasses.replace(pair.verifier.spec, outputs=rules)
-    pair = dataclasses.replace(pair, verifier=dataclasses.replace(pair.verifier, spec=spec))
+    spec = replace(pair.verifier.spec, outputs=rules)
+    pair = replace(pair, verifier=replace(pair.verifier, spec=spec))
     return pair if prefix is None else with_prefix(pair, prefix)
 
 
-def with_drafter(pair: Pair, folder: str | os.PathLike[str], device: str = "cpu") -> Pair:
+def with_drafter(pair: Pair, folder: AnyPath, device: str = "cpu") -> Pair:
     """The pair with the one of its drafters of this name, or with that of another folder, which may be one of the Hub: a drafter
     folder or a model folder. A model that has no drafter, a smaller one with the same vocabulary, drafts itself. Raises
     ValueError."""
@@ -148,10 +147,10 @@ def with_drafter(pair: Pair, folder: str | os.PathLike[str], device: str = "cpu"
     found = hub.find_drafter(folder)
     if entries := drafter_folder.drafters_in(found):
         drafter = _load_drafter(found, drafter_folder.default(entries, device), pair.verifier)
-        return _checked(dataclasses.replace(pair, drafter=drafter, others=()), name=hub.title(str(found)))
+        return _checked(replace(pair, drafter=drafter, others=()), name=hub.title(str(found)))
     other = load_folder(found)
     if other.drafter is not None:  # of format 1
-        return _checked(dataclasses.replace(pair, drafter=other.drafter, others=()), name=other.name)
+        return _checked(replace(pair, drafter=other.drafter, others=()), name=other.name)
     faults = [
         f"another {side} vocabulary"
         for side in ("source", "target")
@@ -162,7 +161,7 @@ def with_drafter(pair: Pair, folder: str | os.PathLike[str], device: str = "cpu"
     if faults:
         raise ValueError(f"{folder}: cannot draft for {pair.name}: it has {' and '.join(faults)}")
     drafter = DrafterModel("small", other.verifier.tensors, other.verifier.spec, block_size=SMALL_BLOCK)
-    return dataclasses.replace(pair, drafter=drafter, others=())
+    return replace(pair, drafter=drafter, others=())
 
 
 def load_parts(
@@ -183,7 +182,7 @@ def load_parts(
     model, drafting = _roles(verifier, models["verifier"], models.get("drafter"))
     tokenizer = description.recorded_tokenizer(Path(data))
     if tokenizer == BYTE_LEVEL:  # its texts begin with <s>
-        model = dataclasses.replace(model, spec=dataclasses.replace(model.spec, forced=(SPECIAL.index("<s>"),)))
+        model = replace(model, spec=replace(model.spec, forced=(SPECIAL.index("<s>"),)))
     source, target = (str(Path(data) / f"dict.{lang}.txt") for lang in (source_lang, target_lang))
     entry = codec_entry(tokenizer, source, target, codes)
     text = {role: Path(path) for role, path in entry.files.items()}
@@ -197,7 +196,7 @@ def load_parts(
     return _checked(pair, faults)
 
 
-def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False, only: str | None = None) -> dict[str, int]:
+def save_folder(pair: Pair, folder: AnyPath, half: bool = False, only: str | None = None) -> dict[str, int]:
     """Write a model folder atomically, with ``half`` in float16. Of the verifier's layers it has only the matrices that are
     packed in the data type ``only``, if that is given, or if the pair has no others. Returns the size of each file in bytes.
 
@@ -217,7 +216,7 @@ def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False, 
             layers = {names[0] for names in packed.joined(verifier.spec)}
             panels = {only: {name: each for name, each in panels[only].items() if name in layers}}
             lazy = packed.matrices(verifier.spec, spec.tensor_shapes(verifier.tensors), panels[only], only)
-            verifier = dataclasses.replace(verifier, tensors={**verifier.tensors, **lazy}, packed=panels)
+            verifier = replace(verifier, tensors={**verifier.tensors, **lazy}, packed=panels)
         stored = _store(temporary, "verifier", verifier, {}, half)
         del stored["shared"]
         mark = pair.mark if known or only else pair.fingerprint
@@ -232,8 +231,7 @@ def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False, 
         drafter, others = (drafters[0], tuple(drafters[1:])) if drafters else (None, ())
         languages = config.source_lang, config.target_lang
         described = Description(description.FORMAT, *languages, codec, entry, drafter, others, alignment=pair.alignment)
-        text = json.dumps(dataclasses.asdict(described), indent=1)
-        (temporary / "model.json").write_text(f"{text}\n", encoding="utf-8")
+        write_json(temporary / "model.json", asdict(described))
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -260,15 +258,12 @@ def replace_drafter(drafter: DrafterModel, verifier: Model, folder: Path) -> Non
 
 
 def _store_drafter(folder: Path, name: str, drafter: DrafterModel, verifier: Model, half: bool) -> DrafterEntry:
-    return DrafterEntry(
-        spec=drafter.spec,
-        code=drafter.code,
-        block_size=drafter.block_size,
-        options=drafter.options,
-        verifier=drafter.verifier,
-        devices=drafter.devices,
-        **_store(folder, name, drafter, verifier.tensors, half),
-    )
+    return DrafterEntry(**_facts(drafter), **_store(folder, name, drafter, verifier.tensors, half))
+
+
+def _facts(drafter: DrafterModel | DrafterEntry) -> dict[str, Any]:
+    """What a drafter and its entry have in common."""
+    return {name: getattr(drafter, name) for name in ("code", "spec", "options", "block_size", "verifier", "devices")}
 
 
 def _copy(files: Mapping[str, Path], folder: Path) -> dict[str, str]:
@@ -287,7 +282,7 @@ def _copy(files: Mapping[str, Path], folder: Path) -> dict[str, str]:
 def _store(folder: Path, name: str, model: Model | DrafterModel, others: Mapping[str, Any], half: bool) -> dict[str, Any]:
     """Write ``name``.safetensors, without lazy arrays. Returns the entries of ``model.json`` about the tensors."""
     first: dict[tuple[int, tuple[int, ...]], str] = {}  # a tensor's first name, by its memory
-    stored, aliases, shared, computed = dict[str, np.ndarray](), dict[str, str](), list[str](), list[str]()
+    stored, aliases, shared, computed = Tensors(), dict[str, str](), list[str](), list[str]()
     tables = spec.sinusoidal_tables(model.spec)
     for key, given in model.tensors.items():
         if isinstance(given, Lazy):
@@ -309,7 +304,7 @@ def _store(folder: Path, name: str, model: Model | DrafterModel, others: Mapping
 
 def _inside(folder: Path, name: str, most: int | None = None) -> Path:
     """A file of the folder, of at most ``most`` bytes. Names must not lead out of the folder."""
-    if Path(name).name != name or name in ("", "..") or not name.isprintable() or len(name.encode()) > MAX_NAME_BYTES:
+    if not is_file_name(name) or len(name.encode()) > MAX_NAME_BYTES:
         raise ValueError(f"{folder / 'model.json'}: {name!r:.80} is not the name of a file in the folder")
     path = folder / name
     if not path.is_file():  # safetensors' own error does not say which file
@@ -331,8 +326,7 @@ def _load_models(folder: Path, described: Description) -> tuple[Model, tuple[Dra
 def _load_drafter(folder: Path, entry: DrafterEntry, verifier: Model) -> DrafterModel:
     refuse_own_code(folder, "drafter", entry.code)
     weights = _load_tensors(folder, "drafter", entry, verifier.tensors, {})
-    facts = entry.code, weights, entry.spec, entry.options, entry.block_size, entry.verifier
-    return DrafterModel(*facts, devices=entry.devices)
+    return DrafterModel(tensors=weights, **_facts(entry))
 
 
 def _load_tensors(
@@ -386,7 +380,7 @@ def _load_models_of_format_1(folder: Path, described: description.DescriptionOfF
     if described.drafter is not None:
         drafting = fairseq.read(_load_checkpoint(folder, described.drafter, verifier["model"]), f"{folder}: drafter")
     first, second = _roles(str(folder), model, drafting)
-    return first, () if second is None else (dataclasses.replace(second, block_size=described.block_size),)
+    return first, () if second is None else (replace(second, block_size=described.block_size),)
 
 
 def _load_checkpoint(folder: Path, entry: description.EntryOfFormat1, others: Arrays) -> checkpoint.Checkpoint:

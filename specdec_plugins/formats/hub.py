@@ -4,7 +4,6 @@ cache.
 Only the files that one needs are fetched; pickled weights only where a repository has no others. Needs no torch.
 """
 
-import json
 import logging
 import os
 import re
@@ -14,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from specdec_plugins.extras import install_command
+from specdec_plugins.formats.description import read_json
 from specdec_plugins.formats.drafter_folder import NAME as DRAFTER
 from specdec_plugins.formats.errors import brief
+from specdec_plugins.formats.files import AnyPath
 
 NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)  # a repository, and its revision if given
-MAX_JSON_BYTES = 1_000_000
 DESCRIPTIONS = tuple(
     """
     model.json config.json generation_config.json tokenizer_config.json special_tokens_map.json added_tokens.json tokenizer.json
@@ -32,17 +32,17 @@ WEIGHTS = (
 )
 
 
-def find(name: str | os.PathLike[str]) -> Path:
+def find(name: AnyPath) -> Path:
     """The folder of a model: ``name`` itself, or the fetched files of a model of the Hub. Raises ValueError or ImportError."""
     return _found(name, "model", fetch)
 
 
-def find_drafter(name: str | os.PathLike[str]) -> Path:
+def find_drafter(name: AnyPath) -> Path:
     """As `find`, the folder of a drafter, or of a model that drafts; only the drafter of a model that has one is fetched."""
     return _found(name, "drafter", fetch_drafter)
 
 
-def _found(name: str | os.PathLike[str], what: str, fetched: Callable[[str, str | None], Path]) -> Path:
+def _found(name: AnyPath, what: str, fetched: Callable[[str, str | None], Path]) -> Path:
     path, match = Path(name), NAME.fullmatch(os.fspath(name))
     if path.exists():
         return path
@@ -57,7 +57,7 @@ def short(name: str) -> str:
     return match[1].rpartition("/")[2] if match else Path(name).resolve().name
 
 
-def pinned(name: str, folder: str | os.PathLike[str]) -> str:
+def pinned(name: str, folder: AnyPath) -> str:
     """What means the same model on every machine: the folder's commit of a model of the Hub, or the folder's own name."""
     match = None if Path(name).exists() else NAME.fullmatch(name)
     return f"{match[1]}@{Path(folder).name}" if match else name
@@ -171,13 +171,10 @@ def _drafters(described: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _object(path: Path) -> dict[str, Any]:
     """A JSON object; empty for a damaged one."""
-    with open(path, "rb") as stream:
-        data = stream.read(MAX_JSON_BYTES)
     try:
-        described = json.loads(data)
-    except (ValueError, RecursionError):
+        return read_json(path)
+    except ValueError:
         return {}
-    return described if isinstance(described, dict) else {}
 
 
 def _patterns(names: Iterable[Any]) -> list[str]:

@@ -4,7 +4,7 @@ of a layer's first projection. They may be all that a folder has of its layers' 
 O outputs, I inputs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from specdec_plugins.formats import tensors
 from specdec_plugins.formats.arrays import BFLOAT16, Arrays, Lazy, all_finite
+from specdec_plugins.formats.spec import Shapes, sides
 from specdec_plugins.model.spec import ModelSpec
 
 LAYOUT = 1  # of panels, csrc/weights.h; another is not read
@@ -76,7 +77,7 @@ def unpacked(panels: np.ndarray, inputs: int, dtype: str, part: slice = slice(No
 def joined(spec: ModelSpec) -> Iterator[tuple[str, ...]]:
     """The projections of each linear layer that the kernels run, but the output layer: one product of those of the same input."""
     cross = not spec.decoder.attention.merged
-    for name, side in (("encoder", spec.encoder), ("decoder", spec.decoder)):
+    for name, side in sides(spec).items():
         parts = ["self_attn.out_proj", "fc1", "fc2"] + ["gate"] * side.feed_forward.gated
         if name == "decoder" and cross:
             parts += ["encoder_attn.q_proj", "encoder_attn.out_proj"]
@@ -110,7 +111,7 @@ class Matrix(Lazy):
         return weights
 
 
-def matrices(spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]], panels: Arrays, dtype: str) -> dict[str, Matrix]:
+def matrices(spec: ModelSpec, shapes: Shapes, panels: Arrays, dtype: str) -> dict[str, Matrix]:
     """The matrices of the layers that ``panels`` has, by tensor; ``shapes`` are those of the spec's tensors."""
     found: dict[str, Matrix] = {}
     for names in joined(spec):

@@ -16,17 +16,12 @@ from specdec_plugins.formats.errors import brief
 MOST_DIMENSIONS = 32
 Values = tuple[Any, ...]
 STORAGES = {  # by torch's names
-    "DoubleStorage": np.dtype(np.float64),
-    "FloatStorage": np.dtype(np.float32),
-    "HalfStorage": np.dtype(np.float16),
-    "BFloat16Storage": BFLOAT16,
-    "LongStorage": np.dtype(np.int64),
-    "IntStorage": np.dtype(np.int32),
-    "ShortStorage": np.dtype(np.int16),
-    "CharStorage": np.dtype(np.int8),
-    "ByteStorage": np.dtype(np.uint8),
-    "BoolStorage": np.dtype(np.bool_),
-}
+    f"{name}Storage": np.dtype(ours)
+    for name, ours in {
+        "Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": BFLOAT16.name, "Long": "int64", "Int": "int32",
+        "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
+    }.items()
+}  # fmt: skip
 
 
 class Refused(ValueError):

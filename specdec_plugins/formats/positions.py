@@ -5,7 +5,7 @@ computed by additions, multiplications and divisions alone, which IEEE 754 round
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -33,8 +33,8 @@ def sinusoidal(rows: int, width: int, pad: int) -> np.ndarray:
     exponents = np.arange(half, dtype=np.float32) * np.float32(-(LOG_10000 / (half - 1)))
     rates = exponential(exponents.astype(np.float64)).astype(np.float32)
     table = np.zeros((rows, width), np.float32)
-    for first, some in _chunks(rows, half):
-        angles, part = some.astype(np.float32)[:, None] * rates, table[first : first + len(some)]
+    for some, part in _chunks(table, half):
+        angles = some.astype(np.float32) * rates
         sines_and_cosines(angles.astype(np.float64), part[:, :half], part[:, half : 2 * half])
     table[pad] = 0
     return table
@@ -46,9 +46,8 @@ def sinusoidal_from_zero(rows: int, width: int) -> np.ndarray:
     rates = exponential(np.arange(0, width, 2) / width * LOG_10000)
     table = np.zeros((rows, width), np.float32)
     half = len(rates)
-    for first, some in _chunks(rows, half):
-        part = table[first : first + len(some)]
-        sines_and_cosines(some[:, None] / rates, part[:, :half], part[:, half:])
+    for some, part in _chunks(table, half):
+        sines_and_cosines(some / rates, part[:, :half], part[:, half:])
     return table
 
 
@@ -62,8 +61,8 @@ def rotations(rows: int, width: int, theta: float, factor: float = 1.0) -> np.nd
     rates = np.float32(1) / exponential(exponents * math.log(theta)).astype(np.float32) / np.float32(factor)
     table = np.empty((rows, width), np.float32)
     half = width // 2
-    for first, some in _chunks(rows, half):
-        angles, part = some.astype(np.float32)[:, None] * rates, table[first : first + len(some)]
+    for some, part in _chunks(table, half):
+        angles = some.astype(np.float32) * rates
         sines_and_cosines(angles.astype(np.float64), part[:, half:], part[:, :half])
     return table
 
@@ -83,10 +82,12 @@ def buckets(count: int, distance: int, both_ways: bool) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _chunks(rows: int, half: int) -> list[tuple[int, np.ndarray]]:
-    """The positions of a table, some at a time, and the first one's row."""
+def _chunks(table: np.ndarray, half: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Some positions at a time, as a column, and their rows of a table."""
     step = max(1, CHUNK // half)
-    return [(first, np.arange(first, min(rows, first + step), dtype=np.float64)) for first in range(0, rows, step)]
+    for first in range(0, len(table), step):
+        part = table[first : first + step]
+        yield np.arange(first, first + len(part), dtype=np.float64)[:, None], part
 
 
 def exponential(x: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from zipfile import BadZipFile, ZipFile, ZipInfo
 
 import numpy as np
 
-from specdec_plugins.formats.arrays import address
+from specdec_plugins.formats.arrays import Tensors, address
 from specdec_plugins.formats.errors import brief
 from specdec_plugins.formats.files import mapping
 from specdec_plugins.formats.pickled import Machine, Refused, Storage, View
@@ -61,7 +61,7 @@ def aligned(storage: Storage, content: np.ndarray) -> np.ndarray:
     return content[:size].copy() if address(content) % storage.dtype.itemsize else content[:size]
 
 
-def placed(view: View, storages: dict[str, np.ndarray]) -> np.ndarray:
+def placed(view: View, storages: Tensors) -> np.ndarray:
     """A tensor in the bytes of its storage. Raises ValueError for one that leaves them; one that has an element more than once
     may be of any size (`formats.spec.storage_fault`)."""
     (dtype, key, elements), offset, size, stride = view
@@ -85,7 +85,7 @@ class Bounded(BufferedReader):
         return super().read(size)
 
 
-def zipped(path: Path, content: np.ndarray) -> tuple[Any, dict[str, np.ndarray]]:
+def zipped(path: Path, content: np.ndarray) -> tuple[Any, Tensors]:
     """The value of a zip's pickle, and its storages by key."""
     with Bounded(open(path, "rb", buffering=0)) as file, ZipFile(file) as archive:
         records = {each.filename: each for each in archive.infolist()}
@@ -121,7 +121,7 @@ def record(content: np.ndarray, records: dict[str, ZipInfo], prefix: str, name: 
 # ---- the format before 1.6
 
 
-def unzipped(content: np.ndarray) -> tuple[Any, dict[str, np.ndarray]]:
+def unzipped(content: np.ndarray) -> tuple[Any, Tensors]:
     """The value of an old file's pickle, and its storages by key."""
     pickles = BytesIO(content[:MOST_BYTES].tobytes())
     magic, version, machine_facts = (Machine().run(pickles) for _ in range(3))
@@ -129,7 +129,7 @@ def unzipped(content: np.ndarray) -> tuple[Any, dict[str, np.ndarray]]:
         raise Refused("its format is older than PyTorch 0.4, or its numbers are big-endian; save it again")
     machine = Machine()
     value, keys = machine.run(pickles), Machine().run(pickles)
-    place, found = pickles.tell(), dict[str, np.ndarray]()
+    place, found = pickles.tell(), Tensors()
     if type(keys) is not list or set(map(type, keys)) - {str} or {*keys} != {*machine.storages}:
         raise ValueError("its keys are not those of its storages")
     for key in keys:

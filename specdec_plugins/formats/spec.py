@@ -28,12 +28,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from specdec_plugins.formats import arrays
-from specdec_plugins.formats.arrays import WEIGHT_DTYPES, Arrays, address, array, float16, is_floating
+from specdec_plugins.formats.arrays import WEIGHT_DTYPES, Arrays, Tensors, address, array, float16, is_floating
 from specdec_plugins.formats.errors import listed
 from specdec_plugins.formats.files import Mapped
 from specdec_plugins.formats.positions import sinusoidal, sinusoidal_from_zero
 from specdec_plugins.model.spec import ModelSpec, Norm, SideSpec
 
+Shapes = dict[str, tuple[int, ...]]  # of tensors
 HALF = 2**-11  # largest error of a sine in float16
 
 
@@ -68,6 +69,11 @@ class DrafterModel:
 Reading = TypeVar("Reading", Model, DrafterModel)
 
 
+def sides(spec: ModelSpec) -> dict[str, SideSpec]:
+    """By name."""
+    return {"encoder": spec.encoder, "decoder": spec.decoder}
+
+
 def sinusoidal_table(side: SideSpec) -> np.ndarray | None:
     """A side's sinusoidal table; None if it cannot have one. Marian's if the first token's is row 0, else fairseq's, which is
     zero in the row before."""
@@ -79,11 +85,11 @@ def sinusoidal_table(side: SideSpec) -> np.ndarray | None:
     return sinusoidal(offset + side.max_positions, side.width, offset - 1)
 
 
-def sinusoidal_tables(spec: ModelSpec | None) -> dict[str, np.ndarray]:
+def sinusoidal_tables(spec: ModelSpec | None) -> Tensors:
     """The sinusoidal position tables that a model may have, by canonical name."""
     if spec is None:
         return {}
-    tables = {f"{name}.embed_positions.weight": sinusoidal_table(getattr(spec, name)) for name in ("encoder", "decoder")}
+    tables = {f"{name}.embed_positions.weight": sinusoidal_table(side) for name, side in sides(spec).items()}
     return {name: table for name, table in tables.items() if table is not None}
 
 
@@ -100,10 +106,10 @@ def extended(model: Reading, positions: int) -> Reading:
     if model.spec is None:
         return model
     tensors, faults = dict(model.tensors), []
-    sides = {name: getattr(model.spec, name) for name in ("encoder", "decoder")}
-    longer_sides = {name: replace(side, max_positions=max(side.max_positions, positions)) for name, side in sides.items()}
+    both = {name: getattr(model.spec, name) for name in ("encoder", "decoder")}
+    longer_sides = {name: replace(side, max_positions=max(side.max_positions, positions)) for name, side in both.items()}
     spec = replace(model.spec, **longer_sides)  # raises before tables are computed
-    for name, side in sides.items():
+    for name, side in both.items():
         table = f"{name}.embed_positions.weight"
         if side.max_positions >= positions or table not in tensors:  # taken from the verifier
             continue
@@ -117,9 +123,9 @@ def extended(model: Reading, positions: int) -> Reading:
     return replace(model, spec=spec, tensors=tensors)
 
 
-def shapes(spec: ModelSpec, source_size: int, target_size: int) -> dict[str, tuple[int, ...]]:
+def shapes(spec: ModelSpec, source_size: int, target_size: int) -> Shapes:
     """The shapes of a model's tensors, given its vocabulary sizes; position tables may have more rows."""
-    found: dict[str, tuple[int, ...]] = {}
+    found: Shapes = {}
     for name, side, size in (("encoder", spec.encoder, source_size), ("decoder", spec.decoder, target_size)):
         found[f"{name}.embed_tokens.weight"] = size, side.width
         if side.embedding.offset is not None:
@@ -131,9 +137,6 @@ def shapes(spec: ModelSpec, source_size: int, target_size: int) -> dict[str, tup
             found |= _layer(f"{name}.layers.{index}", side, memory)
     found["decoder.output_projection.weight"] = target_size, spec.decoder.width
     return found | ({"decoder.output_projection.bias": (target_size,)} if spec.output.bias else {})
-
-
-Shapes = dict[str, tuple[int, ...]]
 
 
 def _layer(name: str, side: SideSpec, memory: int | None) -> Shapes:
@@ -165,9 +168,7 @@ def _norm(name: str, norm: Norm | None, width: int) -> Shapes:
     return {f"{name}.{part}": (width,) for part in ("weight", "bias")[: 1 + (norm is not None and norm.bias)]}
 
 
-def tensor_faults(
-    spec: ModelSpec, given: Mapping[str, tuple[int, ...]], more: Mapping[str, tuple[int, ...]] | None = None
-) -> list[str]:
+def tensor_faults(spec: ModelSpec, given: Shapes, more: Shapes | None = None) -> list[str]:
     """How the shapes ``given`` differ from the spec's; ``more`` are a drafter's own tensors."""
     vocabularies = [(given.get(f"{side}.embed_tokens.weight") or (0,))[0] for side in ("encoder", "decoder")]
     wanted = {**shapes(spec, *vocabularies), **(more or {})}
@@ -189,7 +190,7 @@ def tensor_faults(
     ]
 
 
-def own_shapes(spec: ModelSpec, given: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def own_shapes(spec: ModelSpec, given: Shapes) -> Shapes:
     """Those of the shapes ``given`` that are not the Transformer's but a drafter's own."""
     wanted = shapes(spec, 0, 0)
     return {name: shape for name, shape in given.items() if name not in wanted}
@@ -201,7 +202,7 @@ def _fits(name: str, given: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     return given == wanted
 
 
-def tensor_shapes(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(tensors: Mapping[str, Any]) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
@@ -219,6 +220,14 @@ def storage_fault(tensor: Any) -> str | None:
             return f"is {kind}, not a dense tensor"
         few = tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size()
     return "has more elements than memory" if few else None  # expanded: a small file could claim all memory
+
+
+def storage_faults(weights: Mapping[Any, Any]) -> str | None:
+    """The first weight that has no name or a `storage_fault`; None if none has."""
+    for name, tensor in weights.items():
+        if fault := storage_fault(tensor) if type(name) is str else "has no name":
+            return f"the weight {name!r:.80} {fault}"
+    return None
 
 
 def weight_fault(tensor: Any) -> str | None:

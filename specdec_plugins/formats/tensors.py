@@ -8,32 +8,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from specdec_plugins.formats.arrays import BFLOAT16, address, aligned, array, float16, is_floating
+from specdec_plugins.formats.arrays import BFLOAT16, Tensors, address, aligned, array, float16, is_floating
 from specdec_plugins.formats.errors import brief
 from specdec_plugins.formats.files import Mapped, mapping, whole
 from specdec_plugins.formats.spec import all_finite
 
 # The format's names of data types: https://github.com/huggingface/safetensors
 DTYPES = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": BFLOAT16,
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-    "I64": np.dtype(np.int64),
-    "I32": np.dtype(np.int32),
-    "I16": np.dtype(np.int16),
-    "I8": np.dtype(np.int8),
-    "U64": np.dtype(np.uint64),
-    "U32": np.dtype(np.uint32),
-    "U16": np.dtype(np.uint16),
-    "U8": np.dtype(np.uint8),
-    "BOOL": np.dtype(np.bool_),
-}
+    name: np.dtype(ours)
+    for name, ours in {
+        "F64": "float64", "F32": "float32", "F16": "float16", "BF16": BFLOAT16.name, "F8_E4M3": "float8_e4m3fn",
+        "F8_E5M2": "float8_e5m2", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32",
+        "U16": "uint16", "U8": "uint8", "BOOL": "bool",
+    }.items()
+}  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LENGTH = struct.Struct("<Q")  # of the header, before it
 CACHE_LINE = 64  # bytes; where data begin
@@ -50,7 +40,7 @@ def readable(path: Path) -> Iterator[None]:
         raise ValueError(f"{path}: not a readable safetensors file, or a damaged one ({brief(error)})") from None
 
 
-def read(path: Path) -> dict[str, np.ndarray]:
+def read(path: Path) -> Tensors:
     """A file's tensors as stored, in its order, mapped into memory. Raises ValueError naming the file.
 
     safetensors checks the header: the tensors follow it in order, without gaps, to the end of the file.
@@ -62,7 +52,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
         stored = [(name, entry.get_dtype(), tuple(entry.get_shape())) for name, entry in entries]
     content = np.asarray(np.memmap(path, np.uint8, "c"))
     mapping(path)
-    place, found = LENGTH.size + LENGTH.unpack(content[: LENGTH.size].tobytes())[0], dict[str, np.ndarray]()
+    place, found = LENGTH.size + LENGTH.unpack(content[: LENGTH.size].tobytes())[0], Tensors()
     for name, kind, shape in stored:
         if kind not in DTYPES:
             raise ValueError(f"{path}: the weight {brief(name)} has the data type {brief(kind)}, which is not supported")

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from specdec_plugins.formats.arrays import array, arrays, equal
+from specdec_plugins.formats.arrays import Tensors, array, arrays, equal
 from specdec_plugins.formats.checkpoint import Checkpoint
 from specdec_plugins.formats.fairseq import ACTIVATIONS, OFFSET, PAD
-from specdec_plugins.formats.spec import Model, sinusoidal_table
+from specdec_plugins.formats.spec import Model, sides, sinusoidal_table
 from specdec_plugins.model.spec import Attention, FeedForward, ModelSpec, Norm, Output, Symbols
 
 
@@ -39,9 +39,9 @@ def checkpoint_of(model: Model) -> Checkpoint:
     }
     # A version 1 encoder has no norm after its last layer.
     version = np.array([3.0 if first.final_norm or not prenorm[first] else 1.0], np.float32)
-    weights: dict[str, np.ndarray] = {**tensors, "encoder.version": version}
+    weights: Tensors = {**tensors, "encoder.version": version}
     weights["decoder.version"] = np.array([3.0], np.float32)
-    for name, side in (("encoder", spec.encoder), ("decoder", spec.decoder)):
+    for name, side in sides(spec).items():
         positions = f"{name}.embed_positions.weight"
         weights[positions], table = weights[positions][: side.max_positions + OFFSET], sinusoidal_table(side)
         learned = table is None or not same(weights[positions], table)
@@ -60,8 +60,8 @@ def checkpoint_of(model: Model) -> Checkpoint:
 
 def fairseq_faults(spec: ModelSpec) -> list[str]:
     """The features of a spec that fairseq's Transformer does not compute."""
-    symbols, sides = spec.symbols, (spec.encoder, spec.decoder)
-    activations = {side.feed_forward.activation for side in sides}
+    symbols, both = spec.symbols, (spec.encoder, spec.decoder)
+    activations = {side.feed_forward.activation for side in both}
     unlike = {
         "the activation swish": "swish" in activations,  # its own fails
         "two activations": len(activations) > 1,
@@ -75,10 +75,10 @@ def fairseq_faults(spec: ModelSpec) -> list[str]:
         "an embedding norm on one side": spec.encoder.embedding.norm != spec.decoder.embedding.norm,
         "scaled or capped logits": replace(spec.output, bias=False) != Output(),
     }
-    scales = {side.embedding.scale / math.sqrt(side.width) for side in sides}
-    plain = {side.embedding.scale for side in sides} == {1.0}
+    scales = {side.embedding.scale / math.sqrt(side.width) for side in both}
+    plain = {side.embedding.scale for side in both} == {1.0}
     unlike["embeddings scaled by neither 1 nor the root of their width"] = scales != {1.0} and not plain
-    for name, side in (("encoder", spec.encoder), ("decoder", spec.decoder)):
+    for name, side in sides(spec).items():
         offset = side.embedding.offset
         unlike[f"positions of the {name} from row {offset} on" if offset is not None else f"no positions of the {name}"] = (
             offset != OFFSET

@@ -1,9 +1,9 @@
 """A certificate: how a folder's token ids, logits and outputs compare with those of transformers, on some text."""
 
-import json
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from specdec_plugins.decoding.backends import LoadedModel, Reading
 from specdec_plugins.decoding.drafters import agreeing
 from specdec_plugins.decoding.requests import Source
 from specdec_plugins.engine import Engine
-from specdec_plugins.formats.files import write
+from specdec_plugins.formats.files import write_json
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.settings import Settings
 from specdec_plugins.text.framed import Framed
@@ -68,7 +68,7 @@ class Certificate:
         return "\n".join(said)
 
     def save(self, folder: str) -> None:
-        write(Path(folder) / "certificate.json", json.dumps(asdict(self), indent=1) + "\n")
+        write_json(Path(folder) / "certificate.json", asdict(self))
 
 
 def library() -> Any:
@@ -138,12 +138,11 @@ def certify(
         counts["texts"] += tokenizer.decode(tokens, skip_special_tokens=True) == pair.codec.decode(tokens)
         forced = {"forced_bos_token_id": source.forced[0]} if source.forced else {}
         length = request.limit + 1 + engine.rules.ends  # `generate` counts the start token
-        row = model.generate(torch.tensor([theirs]), num_beams=1, do_sample=False, max_length=length, **forced)[0, 1:].tolist()
-        wanted = ended(row, ends)
+        generate = partial(model.generate, torch.tensor([theirs]), do_sample=False, max_length=length, **forced)
+        wanted = ended(generate(num_beams=1)[0, 1:].tolist(), ends)
         counts["outputs"] += wanted == tokens
         if searched:
-            row = model.generate(torch.tensor([theirs]), do_sample=False, max_length=length, **forced)[0, 1:].tolist()
-            counts["searched"] += ended(row, ends) == searched[number]
+            counts["searched"] += ended(generate()[0, 1:].tolist(), ends) == searched[number]
 
         written = [symbols.start, *tokens]
         logits = model(torch.tensor([source.ids]), decoder_input_ids=torch.tensor([written])).logits[0]

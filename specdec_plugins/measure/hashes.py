@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec_plugins.formats import files
+from specdec_plugins.formats.files import write_json
 from specdec_plugins.text.lines import read_lines
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def main() -> int:
     from specdec_plugins.formats.folder import load_folder
 
     found = {model: hashes(load_folder(DATA / model), list(read_lines(DATA / text))) for model, text in SHIPPED.items()}
-    files.write(HASHES, json.dumps(found, indent=1) + "\n")
+    write_json(HASHES, found)
     return 0
 
 

@@ -36,7 +36,8 @@ class RunningSystem:
 
     def decode(self, kind: str, batch_size: int, count: int | None = None) -> Run:
         """Decode all sources, or about ``count`` per worker; latency uses one process."""
-        parts = self._split(kind)
+        latency = kind == "latency"
+        parts = [list(range(len(self.sources)))] if latency else split(self.sources, len(self.processes))
         if count:
             parts = [part[:: max(1, len(part) // count)] for part in parts]
         start = time.monotonic() + LEAD
@@ -46,12 +47,6 @@ class RunningSystem:
     def stop(self) -> None:
         for process in self.processes:
             process.stop()
-
-    def _split(self, kind: str) -> list[list[int]]:
-        """The indices of each process's sources."""
-        if kind == "latency":
-            return [list(range(len(self.sources)))]
-        return split(self.sources, len(self.processes))
 
     def _ask(self, orders: Iterable[Order]) -> list[Run]:
         try:

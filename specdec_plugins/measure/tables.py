@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 Row = dict[str, Any]
+Signature = dict[str, Any]
 NAMES = {
     "fairseq": "fairseq, beam 1",
     "fairseq-beam5": "fairseq, beam 5",
@@ -16,13 +17,13 @@ NAMES = {
 }
 
 
-def tables(rows: list[Row], signature: dict[str, Any]) -> dict[str, str]:
+def tables(rows: list[Row], signature: Signature) -> dict[str, str]:
     """The tables that have figures, by kind."""
     made = {kind: make(rows, signature) for kind, make in TABLES.items()}
     return {kind: table for kind, table in made.items() if table.count("\n") > 1}
 
 
-def label(row: Row, signature: dict[str, Any]) -> str:
+def label(row: Row, signature: Signature) -> str:
     """The name of a row's system."""
     name = NAMES[row["strategy"]].format(ctranslate2=signature.get("ctranslate2", ""))
     name += f" {row['dtype']}" if not row["strategy"].startswith("fairseq") else ""
@@ -54,7 +55,7 @@ def smallest(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row["batch_size"] == min(row["batch_size"] for row in rows)]
 
 
-def by_batch(rows: list[Row], signature: dict[str, Any], title: str, value: Callable[[Row], str]) -> str:
+def by_batch(rows: list[Row], signature: Signature, title: str, value: Callable[[Row], str]) -> str:
     """One line per system, one column per batch size."""
     sizes = sorted({row["batch_size"] for row in rows})
     systems: dict[str, dict[int, Row]] = {}
@@ -64,7 +65,7 @@ def by_batch(rows: list[Row], signature: dict[str, Any], title: str, value: Call
     return table([f"{title}, at batch size", *map(str, sizes)], lines)
 
 
-def latency(rows: list[Row], signature: dict[str, Any]) -> str:
+def latency(rows: list[Row], signature: Signature) -> str:
     """One line per system."""
     columns: dict[str, Callable[[Row], str]] = {
         "one sentence at a time": lambda row: label(row, signature),
@@ -84,20 +85,20 @@ def latency(rows: list[Row], signature: dict[str, Any]) -> str:
     return table(list(shown), list(zip(*shown.values())))
 
 
-def throughput(rows: list[Row], signature: dict[str, Any]) -> str:
+def throughput(rows: list[Row], signature: Signature) -> str:
     def speed(row: Row) -> str:
         return f"{row['tokens_per_second']:,} ({row['workers']} x {row['threads']})"
 
     return by_batch(of_kind(rows, "throughput"), signature, "tokens/s (workers x threads)", speed)
 
 
-def against(strategy: str, name: str, rows: list[Row], signature: dict[str, Any]) -> str:
+def against(strategy: str, name: str, rows: list[Row], signature: Signature) -> str:
     """Throughput relative to one strategy."""
     found = [row for row in of_kind(rows, "throughput") if ratio(row, rows, strategy)]
     return by_batch(found, signature, f"throughput, times {name} in the same data type", lambda row: ratio(row, rows, strategy))
 
 
-def quality(rows: list[Row], signature: dict[str, Any]) -> str:
+def quality(rows: list[Row], signature: Signature) -> str:
     lines = []
     for row in smallest(rows):
         found = row.get("bleu_difference")
@@ -108,7 +109,7 @@ def quality(rows: list[Row], signature: dict[str, Any]) -> str:
     return table(["output", "BLEU", "difference to the baseline (95 %)", "identical to it"], lines)
 
 
-def acceptance(rows: list[Row], signature: dict[str, Any]) -> str:
+def acceptance(rows: list[Row], signature: Signature) -> str:
     drafted = [row for row in smallest(rows) if row["acceptance_by_position"] and row["strategy"] != "drafter"]
     longest = max((len(row["acceptance_by_position"]) for row in drafted), default=0)
     lines = []
@@ -118,11 +119,11 @@ def acceptance(rows: list[Row], signature: dict[str, Any]) -> str:
     return table(["drafts accepted, by position", "tokens per pass", *map(str, range(1, longest + 1))], lines)
 
 
-def memory(rows: list[Row], signature: dict[str, Any]) -> str:
+def memory(rows: list[Row], signature: Signature) -> str:
     return by_batch(of_kind(rows, "throughput") or rows, signature, "peak, MiB", lambda row: f"{row['peak_memory_mib']:,}")
 
 
-TABLES: dict[str, Callable[[list[Row], dict[str, Any]], str]] = {
+TABLES: dict[str, Callable[[list[Row], Signature], str]] = {
     "latency": latency,
     "throughput": throughput,
     "ctranslate2": partial(against, "ctranslate2", "CTranslate2"),

@@ -171,11 +171,9 @@ class Exchange:
             raise HTTPException(415, "the body is compressed; send it as it is")
         try:
             async with asyncio.timeout(None if self.whole else self.began + limits.seconds - time.perf_counter()):
-                message = await self._receive()
+                message = await self._read()
         except TimeoutError:
             raise HTTPException(408, f"the body did not arrive within {limits.seconds:g} s") from None
-        self.size += len(message.get("body", b""))
-        self.whole = self.whole or not message.get("more_body")
         if max(self.size, self.announced) > limits.body:
             raise HTTPException(413, f"the body exceeds the limit of {limits.body:,} bytes")
         return message
@@ -195,6 +193,10 @@ class Exchange:
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGERING):
                 while not self.whole and self.size < most:
-                    message = await self._receive()
-                    self.size += len(message.get("body", b""))
-                    self.whole = not message.get("more_body")
+                    await self._read()
+
+    async def _read(self) -> Message:
+        message = await self._receive()
+        self.size += len(message.get("body", b""))
+        self.whole = self.whole or not message.get("more_body")
+        return message

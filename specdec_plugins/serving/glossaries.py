@@ -90,7 +90,6 @@ def owner(account: str) -> str:
 
 
 def write(folder: Path, stored: Stored) -> None:
-    """Write a file whole or not at all."""
     record = {name: getattr(stored, name) for name in FIELDS}
     pairs = [(term.source, term.target) for term in stored.glossary.terms]
     files.write(folder / f"{stored.id}.json", json.dumps({**record, "pairs": pairs}))

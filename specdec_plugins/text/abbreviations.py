@@ -21,7 +21,7 @@ NUMERIC = {  # do not end one before a number
     "en": "app art ch chap eq eqs fig figs max min pp sec sect tab ver vol vols",
     "fr": "art chap env fig max min no pp sect tab vol éq",
 }
-FINAL = {"etc", "Inc", "Ltd", "Co", "Corp", "Jr", "Sr", "usf", "usw"}  # and initials: end one before what mostly begins one
+FINAL = {*"etc Inc Ltd Co Corp Jr Sr usf usw".split()}  # and initials: end one before what mostly begins one
 STARTERS = {
     "de": "Das Dem Den Der Des Die Diese Dieser Dieses Ein Eine Er Es Im In Wenn Wir",
     "en": "A An And As At But By For He However If In It Its On See She So That The Then There These They This To We When You",

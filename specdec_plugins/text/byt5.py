@@ -1,12 +1,12 @@
 """Text as the bytes of its UTF-8, each plus 3, behind three special tokens: ByT5."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from specdec_plugins.text.codec import CodecConfig
 from specdec_plugins.text.framed import Framed, Verbatim
 from specdec_plugins.text.vocabulary import Vocabulary
-from specdec_plugins.text.words import Span
+from specdec_plugins.text.words import Align, Span
 
 if TYPE_CHECKING:
     from specdec_plugins.model.spec import Symbols
@@ -31,7 +31,7 @@ class ByT5(Framed):
             tokens[number] = content
         self.source = self.target = Vocabulary(tokens, self.options.unknown)
 
-    def tokenize(self, text: str, side: str) -> tuple[list[int], Callable[[], list[Span]]]:
+    def tokenize(self, text: str, side: str) -> tuple[list[int], Align]:
         parts = self.verbatim.split(text)
         ids: list[int] = []
         for index, part in enumerate(parts):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from specdec_plugins.formats.code import find
 from specdec_plugins.text.vocabulary import Vocabulary
-from specdec_plugins.text.words import Span
+from specdec_plugins.text.words import Align, Span
 
 if TYPE_CHECKING:  # preparation shares files of this package, and does without torch
     from specdec_plugins.model.spec import Symbols
@@ -52,7 +52,7 @@ class Encoded:
     """
 
     ids: list[int]
-    align: Callable[[], list[Span]]  # computes `offsets`
+    align: Align  # `offsets`
     forced: tuple[int, ...] = ()
     before: int = 0
     after: int = 1

@@ -8,15 +8,16 @@ from typing import Any, BinaryIO, cast
 
 from specdec_plugins.extras import needed
 
+AnyPath = str | os.PathLike[str]
 CHUNK = 512  # compressed bytes, which a hostile file may expand to 16 MB
 
 
-def open_read(path: str | os.PathLike[str]) -> BinaryIO:
+def open_read(path: AnyPath) -> BinaryIO:
     """A file's content. Reading raises OSError, EOFError or zlib.error if it is damaged."""
     return decompressed(open(path, "rb"), path)
 
 
-def decompressed(file: BinaryIO, path: str | os.PathLike[str]) -> BinaryIO:
+def decompressed(file: BinaryIO, path: AnyPath) -> BinaryIO:
     """The content of a file of this name that is open, and closed with what is returned."""
     suffix = Path(path).suffix
     if suffix == ".zst":
@@ -28,7 +29,7 @@ def decompressed(file: BinaryIO, path: str | os.PathLike[str]) -> BinaryIO:
     return cast(BinaryIO, stream)
 
 
-def compress(data: bytes, path: str | os.PathLike[str]) -> bytes:
+def compress(data: bytes, path: AnyPath) -> bytes:
     """What a file of this name holds for ``data``: one member or frame, which others may follow."""
     suffix = Path(path).suffix
     if suffix == ".zst":

@@ -4,7 +4,7 @@ Ids of special tokens come from the model folder (`TextOptions`), eos from the m
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from specdec_plugins.formats.strict import parse
 from specdec_plugins.text.codec import Codec, CodecConfig, Encoded, NoLanguage, Redecoded
 from specdec_plugins.text.languages import language, two_letters
 from specdec_plugins.text.vocabulary import Vocabulary
-from specdec_plugins.text.words import Span, align
+from specdec_plugins.text.words import Align, Span, align
 
 if TYPE_CHECKING:
     from specdec_plugins.model.spec import Symbols
@@ -23,19 +23,8 @@ PARTS = ("bos", "eos", "source", "target", "text")  # of a frame: special tokens
 UNKNOWN = "und"  # the language of a model that names none
 MAX_SIZE = 10_000_000  # of a vocabulary
 MAX_PREFIX = 1_000  # characters
-CLEANED = [
-    (" .", "."),
-    (" ?", "?"),
-    (" !", "!"),
-    (" ,", ","),
-    (" ' ", "'"),
-    (" n't", "n't"),
-    (" 'm", "'m"),
-    (" 's", "'s"),
-    (" 've", "'ve"),
-    (" 're", "'re"),
-]
-CLEANABLE = "".join({character for pair in CLEANED for character in pair[0]})
+CLEANED = " .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"  # what loses its spaces when text is cleaned up
+CLEANABLE = "".join(CLEANED)
 
 
 @dataclass(frozen=True)
@@ -138,7 +127,7 @@ class Framed:
         if self.multilingual:
             self.skipped |= frozenset(options.languages.values())
 
-    def tokenize(self, text: str, side: str) -> tuple[list[int], Callable[[], list[Span]]]:
+    def tokenize(self, text: str, side: str) -> tuple[list[int], Align]:
         """The ids of a text without special tokens at its ends, and a function that computes the characters they stand for."""
         raise NotImplementedError
 
@@ -225,8 +214,8 @@ class Framed:
     def decode(self, ids: Sequence[int]) -> str:
         text = self.joined([token for token in ids if token not in self.skipped])
         if self.options.clean_up:
-            for untidy, clean in CLEANED:
-                text = text.replace(untidy, clean)
+            for untidy in CLEANED:
+                text = text.replace(untidy, untidy.strip())
         return text
 
     def spans(self, text: str, ids: Sequence[int]) -> list[Span]:

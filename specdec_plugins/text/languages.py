@@ -23,13 +23,13 @@ tn tsn to ton tr tur ts tso tt tat tw twi ty tah ug uig uk ukr ur urd uz uzb ve 
 yo yor za zha zh zho zu zul
 """
 _THREE = dict(zip(_CODES.split()[::2], _CODES.split()[1::2]))
-# Macrolanguages of ISO 639-3 and those of their languages that models name.
-_PARTS = {
-    "aka": "aka twi", "ara": "arb acm acq aeb ajp apc ars ary arz", "aym": "ayr", "aze": "azj azb", "din": "dik", "est": "ekk",
-    "fas": "pes prs", "ful": "fuv", "hbs": "bos hrv srp", "kau": "knc", "kon": "kng", "kur": "kmr ckb", "lav": "lvs ltg",
-    "mlg": "plt", "mon": "khk", "msa": "zsm zlm", "nep": "npi", "nor": "nob nno", "ori": "ory", "orm": "gaz", "pus": "pbt",
-    "que": "quy", "sqi": "als", "swa": "swh", "uzb": "uzn", "yid": "ydd", "zho": "cmn yue",
-}  # fmt: skip
+# Macrolanguages of ISO 639-3, each before those of its languages that models name.
+_MACRO = """
+aka aka twi; ara arb acm acq aeb ajp apc ars ary arz; aym ayr; aze azj azb; din dik; est ekk; fas pes prs; ful fuv; hbs bos hrv
+srp; kau knc; kon kng; kur kmr ckb; lav lvs ltg; mlg plt; mon khk; msa zsm zlm; nep npi; nor nob nno; ori ory; orm gaz; pus pbt;
+que quy; sqi als; swa swh; uzb uzn; yid ydd; zho cmn yue
+"""
+_PARTS = {lang: parts for lang, *parts in map(str.split, _MACRO.split(";"))}
 LISTED = 12  # languages in an error
 
 
@@ -46,7 +46,7 @@ def language(asked: str, known: Collection[str], what: str) -> str:
         code for code in exact if _parts(code) == (lang, script)
     ]  # of a language and the same in another script, the language
     exact = same if len(same) == 1 else exact
-    found = exact or [code for code in known if _parts(code)[0] in _PARTS.get(lang, "").split()]
+    found = exact or [code for code in known if _parts(code)[0] in _PARTS.get(lang, ())]
     if len(found) == 1:
         return found[0]
     if found:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import BinaryIO
 
-from specdec_plugins.text.compressed import open_read
+from specdec_plugins.text.compressed import AnyPath, open_read
 
 # A longer "line" is a file without line ends. A megabyte far exceeds what any model reads, so a source that is too long is still
 # reported by its number of tokens.
@@ -30,7 +30,7 @@ class LineReader:
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | None = None,
+        path: AnyPath | None = None,
         most: int | None = None,
         skipped: Callable[[ValueError], None] | None = None,
     ):
@@ -85,19 +85,19 @@ class LineReader:
         return ValueError(f"{self.name}: {getattr(error, 'strerror', None) or error}")
 
 
-def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
+def read_lines(path: AnyPath) -> Iterator[str]:
     """Yield the lines of a file as `LineReader` does."""
     with LineReader(path) as lines:
         yield from lines
 
 
-def count_line_ends(path: str | os.PathLike[str]) -> int:
+def count_line_ends(path: AnyPath) -> int:
     """The number of ``\\n`` in a file, unchecked: for a progress bar. Raises OSError."""
     with _open(path) as stream:
         return sum(block.count(b"\n") for block in iter(lambda: stream.read(1 << 20), b""))
 
 
-def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
+def read_bytes(path: AnyPath, most: int) -> bytes:
     """The content of a file, plain or compressed. Raises ValueError, naming it, if unreadable or over ``most`` bytes."""
     try:
         with open_read(path) as stream:
@@ -124,12 +124,19 @@ def decoded(data: bytes) -> tuple[str, str]:
     raise ValueError(f"line {line}: {what}")
 
 
-def _open(path: str | os.PathLike[str] | None) -> BinaryIO:
+def _open(path: AnyPath | None) -> BinaryIO:
     if path is not None:
         return open_read(path)
     if sys.stdin is None:
         raise OSError(errno.EBADF, "closed")
     return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+
+
+def refuse_nul(text: str) -> None:
+    """Raises ValueError, naming the line, for a text with a NUL byte."""
+    if (at := text.find("\0")) >= 0:
+        line = text.count("\n", 0, at) + 1
+        raise ValueError(f"line {line}: contains a NUL byte, so it is not text")
 
 
 def surrogate(text: str) -> bool:

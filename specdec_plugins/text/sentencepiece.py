@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from specdec_plugins.formats.errors import brief
 from specdec_plugins.text.codec import CodecConfig
 from specdec_plugins.text.framed import SPACE, Framed, Verbatim
 from specdec_plugins.text.vocabulary import Vocabulary
-from specdec_plugins.text.words import Span, align
+from specdec_plugins.text.words import Align, align
 
 if TYPE_CHECKING:
     from specdec_plugins.model.spec import Symbols
@@ -44,7 +44,7 @@ class SentencePiece(Framed):
         # transformers joins pieces by the source's model, unless vocabularies are separate.
         self.joining = self.models["source" if self.target is self.source else "target"]
 
-    def tokenize(self, text: str, side: str) -> tuple[list[int], Callable[[], list[Span]]]:
+    def tokenize(self, text: str, side: str) -> tuple[list[int], Align]:
         ids: list[int] = []
         known, pieces = getattr(self, side).numbers, self.pieces(text, self.models[side])
         for piece in pieces:

@@ -17,13 +17,13 @@ from specdec_plugins.text.codec import CodecConfig, Redecoded
 from specdec_plugins.text.framed import SPACE, Framed
 from specdec_plugins.text.sentencepiece import read_pieces
 from specdec_plugins.text.vocabulary import Vocabulary
-from specdec_plugins.text.words import Span
+from specdec_plugins.text.words import Align, Span
 
 if TYPE_CHECKING:
     from specdec_plugins.model.spec import Symbols
 
 TABLE = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
-FAMILIES = ("bart", "mbart", "mbart50", "nllb", "pegasus", "t5", "gemma", "file")
+FAMILIES = "bart mbart mbart50 nllb pegasus t5 gemma file".split()
 ROLES = (("tokenizer",), ("vocabulary", "merges"), ("model",))  # of files
 
 
@@ -51,7 +51,7 @@ class TokenizerJson(Framed):
         pieces = Pieces(self.tokenizer.id_to_token, self.options.source_size)
         self.source = self.target = Vocabulary(pieces, self.options.unknown, self.path)
 
-    def tokenize(self, text: str, side: str) -> tuple[list[int], Callable[[], list[Span]]]:
+    def tokenize(self, text: str, side: str) -> tuple[list[int], Align]:
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         if (largest := max(encoding.ids, default=0)) >= len(self.source):
             raise ValueError(f"{self.path}: token {largest:,} is outside the vocabulary of {len(self.source):,} tokens")

@@ -1,11 +1,12 @@
 """What tokenisers into words share: incremental decoding of their subwords, and the characters that subwords stand for."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 CONTINUED = "@@"  # ends every subword of a token but the last
 Span = tuple[int, int]  # the first character, and the one after the last
+Align = Callable[[], list[Span]]  # computes the characters that tokens stand for
 
 
 class WordStream(Protocol):

@@ -112,8 +112,8 @@ class Training:
             plan.eps,
             plan.weight_decay,
         )
-        self.updates = self.epoch = self.position = 0  # the position is a batch of the epoch
-        self._order = batches(pairs, plan.tokens, plan.seed, 0)
+        self.updates = 0
+        self._begin(epoch=0)
 
     @classmethod
     def of(cls, drafter: DrafterModel, verifier: Model, seed: int = 1) -> "Training":
@@ -139,15 +139,18 @@ class Training:
 
     def feed(self, pairs: Sequence[Pair]) -> None:
         """Train on these pairs from now on."""
-        self.pairs, self.epoch, self.position = pairs, self.epoch + 1, 0
-        self._order = batches(pairs, self.plan.tokens, self.plan.seed, self.epoch)
+        self.pairs = pairs
+        self._begin(self.epoch + 1)
+
+    def _begin(self, epoch: int) -> None:
+        self.epoch, self.position = epoch, 0  # the position is a batch of the epoch
+        self._order = batches(self.pairs, self.plan.tokens, self.plan.seed, epoch)
 
     def update(self, progress: float) -> float:
         """Train on the next batch. ``progress``, from 0 to 1, is the part of the training that is over. Returns the loss, in nats
         per prediction."""
         if self.position == len(self._order):
-            self.epoch, self.position = self.epoch + 1, 0
-            self._order = batches(self.pairs, self.plan.tokens, self.plan.seed, self.epoch)
+            self._begin(self.epoch + 1)
         batch = batch_of([self.pairs[number] for number in self._order[self.position]], self.verifier, progress)
         rate = learning_rate(self.plan.lr, self.plan.warmup, self.updates, progress)
         for group in self.optimiser.param_groups:
@@ -185,8 +188,8 @@ class Training:
             self.network.load_state_dict(state["network"])
             self.optimiser.load_state_dict(state["optimiser"])
             torch.set_rng_state(state["random"])
-            self.updates, self.epoch, self.position = (int(state[name]) for name in ("updates", "epoch", "position"))
-            self._order = batches(self.pairs, self.plan.tokens, self.plan.seed, self.epoch)
+            self._begin(int(state["epoch"]))
+            self.updates, self.position = int(state["updates"]), int(state["position"])
             if not 0 <= self.position <= len(self._order):
                 raise ValueError(f"it is at batch {self.position:,} of {len(self._order):,}")
 

@@ -37,6 +37,8 @@ TEXT = tuple(
     protect_pattern glossary
 """.split()
 )  # options that do
+# Options of `Translator.translate`, which takes them as they are
+CHOICES = "max_tokens", "tokenized", "remove_bpe", "too_long", "source_lang", "target_lang", "alignments", "word_scores"
 FORMATS = ("text", "fairseq", "json")
 SKIPPED = "too long for the model, skipped"
 Format = Callable[[int, str, Sequence["Translation"], str | None], str]  # line number from 0, line, its outputs, reference
@@ -73,17 +75,9 @@ class Answerer:
         self.options, settings = options, settings_of(options)
         self.translator = Translator(load(options), settings.for_worker(number, options.workers))
         self.format = make_format(options, self.translator.codec.join)
-        self.choices: dict[str, Any] = {
+        self.choices: dict[str, Any] = {name: getattr(options, name) for name in CHOICES} | {
             "batch_size": options.batch_size or (None if options.max_tokens else settings.usual_batch_size),
-            "max_tokens": options.max_tokens,
-            "tokenized": options.tokenized,
-            "remove_bpe": options.remove_bpe,
-            "too_long": options.too_long,
-            "source_lang": options.source_lang,
-            "target_lang": options.target_lang,
-            "alignments": options.alignments,
             "scores": options.strategy != "drafter" and (options.format != "text" or options.min_confidence is not None),
-            "word_scores": options.word_scores,
             "protect": pattern(options.protect_pattern or "") if options.protect or options.protect_pattern else None,
             "glossary": Glossary.read(options.glossary) if options.glossary else None,
         }

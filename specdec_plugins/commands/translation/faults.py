@@ -14,25 +14,25 @@ from specdec_plugins.text.endings import is_lines
 from specdec_plugins.text.patterns import pattern
 
 
-def decoding_faults(options: argparse.Namespace) -> list[Fault]:
+def decoding_faults(options: argparse.Namespace) -> Iterator[Fault]:
     """Everything that is wrong with the options of `add_options`."""
     if options.strategy == "AR":  # as the published code spells it
         options.strategy = "ar"
     if options.on_error == "skip" and options.too_long == "error" and options.windows is None:
         options.too_long = "skip"
-    faults: list[Fault] = []
     try:
         settings_of(options)
     except OptionError as error:
-        faults += error.faults
-    faults += [*model_faults(options), *answer_faults(options), *rewriting_faults(options)]
+        yield from error.faults
+    for faults in (model_faults, answer_faults, rewriting_faults):
+        yield from faults(options)
     if options.windows is not None and options.too_long != "error":
-        faults.append(("too_long", "cannot be combined with --windows, which splits long sources"))
+        yield "too_long", "cannot be combined with --windows, which splits long sources"
     if options.trace and options.strategy not in DRAFTING:
-        faults.append(("trace", f"requires drafts; strategy {options.strategy} makes none"))
+        yield "trace", f"requires drafts; strategy {options.strategy} makes none"
     if (options.workers or 1) > 1 and re.fullmatch(r"cuda:\d+", options.device):
-        faults.append(("device", f"{options.device} is one GPU; use --device cuda with --workers, which gives each its own"))
-    return faults + out_of_range(options, "batch_size", "max_tokens", "buffer_size", "workers")
+        yield "device", f"{options.device} is one GPU; use --device cuda with --workers, which gives each its own"
+    yield from out_of_range(options, "batch_size", "max_tokens", "buffer_size", "workers")
 
 
 def answer_faults(options: argparse.Namespace) -> Iterator[Fault]:

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import fields
 
-from specdec_plugins.commands.runner import Parser, number, option_name, whole, whole_or_word
+from specdec_plugins.commands.runner import Parser, add_languages, number, option_name, whole, whole_or_word
 from specdec_plugins.fields import Option, option_of
 from specdec_plugins.settings import UNTRAINED, Settings
 
@@ -40,13 +40,8 @@ def add_options(groups: dict[str, argparse._ArgumentGroup]) -> None:
     )
     model("--data", metavar="DIR", help="folder with both dictionaries (dict.LANG.txt)")
     model("--codes", metavar="FILE", help="BPE codes; not needed with --tokenized")
-    model(
-        "-s",
-        "--source-lang",
-        metavar="LANG",
-        help="source language, for multilingual models or without a folder: fra_Latn, fra or fr",
-    )
-    model("-t", "--target-lang", metavar="LANG", help="target language, likewise")
+    source = "source language, for multilingual models or without a folder: fra_Latn, fra or fr"
+    add_languages(model, source, "target language, likewise")
 
     text("--tokenized", action="store_true", help="input and output are subwords, separated by spaces")
     text("--remove-bpe", action="store_true", help="join the output's subwords; with --tokenized or --format fairseq")

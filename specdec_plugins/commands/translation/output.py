@@ -5,7 +5,6 @@ lines and of the file. The record is written before the first line. Nothing is m
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -21,6 +20,7 @@ from typing import Any
 
 from specdec_plugins.commands.translation.inputs import Inputs
 from specdec_plugins.formats import files
+from specdec_plugins.formats.errors import difference
 from specdec_plugins.text.compressed import compress
 
 INTERVAL = 1.0  # seconds between records, which is what a killed run has to repeat
@@ -65,12 +65,7 @@ class Output:
 
     def _claim(self) -> None:
         """Lock the file; truncate it, or verify that it can be resumed."""
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{self.path}: another run is writing this file") from None
-        except OSError:  # a file system without locks
-            pass
+        files.lock(self.file, f"{self.path}: another run is writing this file")
         if self.resume and os.fstat(self.file).st_size:
             self._claimed = self._verified()
         else:
@@ -88,9 +83,7 @@ class Output:
             raise ValueError(f"{self.path}: cannot be resumed, as {self._record} is missing{advice}") from None
         except (OSError, ValueError, TypeError, KeyError):
             raise ValueError(f"{self._record}: not a record of a run{advice}") from None
-        mine = json.loads(json.dumps(self.identity()))
-        if other := next((name for name in {**made_by, **mine} if made_by.get(name) != mine.get(name)), None):
-            what = "another model" if other == "model" else f"{other} {made_by.get(other)}, not {mine.get(other)}"
+        if what := difference(made_by, json.loads(json.dumps(self.identity()))):
             raise ValueError(f"{self.path}: cannot be resumed, as it was made with {what}{advice}")
         os.lseek(self.file, 0, os.SEEK_SET)
         left = size

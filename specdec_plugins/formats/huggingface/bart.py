@@ -7,8 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import numpy as np
-
+from specdec_plugins.formats.arrays import Tensors
 from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.families import DECODER, ENCODER, PROJECTION, Reader, activation_of, checked, tied
 from specdec_plugins.formats.huggingface.generation import Generation
@@ -32,8 +31,18 @@ class Family(Reader):
     separates: bool = False  # source and target may have vocabularies of their own
     unknown: int = 3  # what drafters read for tokens that they do not know
 
-    def model_of(self, config: Asked, generation: Generation, weights: dict[str, np.ndarray]) -> Model | None:
-        return model_of(self, config, generation, weights)
+    def model_of(self, config: Asked, generation: Generation, weights: Tensors) -> Model | None:
+        spec, sizes = spec_of(self, config, generation), vocabularies(self, config)
+        if config.faults:
+            return None
+        named = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
+        tensors = canonical(self, config, named)
+        if (bias := tensors.pop("final_logits_bias", None)) is not None:
+            tensors["decoder.output_projection.bias"] = bias.reshape(-1)
+            spec = replace(spec, output=Output(bias=True))
+        for name, table in () if self.learned else sinusoidal_tables(spec).items():
+            tensors.setdefault(name, table)  # old files have it
+        return checked(spec, tensors, sizes, config)
 
 
 FAMILIES = {
@@ -45,30 +54,15 @@ FAMILIES = {
 }
 
 
-def model_of(family: Family, config: Asked, generation: Generation, weights: dict[str, np.ndarray]) -> Model | None:
-    """See `Reader.model_of`."""
-    spec, sizes = spec_of(family, config, generation), vocabularies(family, config)
-    if config.faults:
-        return None
-    named = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
-    tensors = canonical(family, config, named)
-    if (bias := tensors.pop("final_logits_bias", None)) is not None:
-        tensors["decoder.output_projection.bias"] = bias.reshape(-1)
-        spec = replace(spec, output=Output(bias=True))
-    for name, table in () if family.learned else sinusoidal_tables(spec).items():
-        tensors.setdefault(name, table)  # old files have it
-    return checked(spec, tensors, sizes, config)
-
-
 def spec_of(family: Family, config: Asked, generation: Generation) -> ModelSpec:
     """Raises ValueError for values that no model has."""
     width = config.whole("d_model")
     positions = config.whole("max_position_embeddings", 1024, least=1)
     scale = math.sqrt(width) if config.flag("scale_embedding", family.scale_embedding) else 1.0
     config.faults += contradictions(family, config)
-    symbols, suppressed = generation.symbols, generation.suppressed
+    symbols = generation.symbols
     if family.skips_pad:
-        suppressed = tuple({*suppressed, symbols.pad})
+        generation = replace(generation, suppressed=tuple({*generation.suppressed, symbols.pad}))
         if symbols.pad != family.offset - 1 or symbols.start == symbols.pad:
             config.refuse("pad_token_id", f"{family.offset - 1}, and another start token")
     unknown = min(family.unknown, vocabularies(family, config)[1] - 1)
@@ -82,11 +76,7 @@ def spec_of(family: Family, config: Asked, generation: Generation) -> ModelSpec:
         )  # fmt: skip
 
     activation = config.word("activation_function", family.activation)
-    return ModelSpec(
-        side("encoder"), side("decoder"),
-        symbols=generation.symbols_with(unknown), forced=generation.forced, suppressed=suppressed, ends=generation.ends,
-        outputs=generation.rules,
-    )  # fmt: skip
+    return ModelSpec(side("encoder"), side("decoder"), **generation.fields(unknown))
 
 
 def contradictions(family: Family, config: Asked) -> Iterator[str]:
@@ -111,7 +101,7 @@ def separate(family: Family, config: Asked) -> bool:
     return family.separates and not config.flag("share_encoder_decoder_embeddings", True)
 
 
-def canonical(family: Family, config: Asked, named: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def canonical(family: Family, config: Asked, named: Tensors) -> Tensors:
     """Tensors by canonical names, tied ones the same object."""
     tensors = {name: tensor for name, tensor in named.items() if name not in UNUSED}
     shared, apart = tensors.pop("shared.weight", None), separate(family, config)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_plugins.formats.arrays import equal
+from specdec_plugins.formats.arrays import Tensors, equal
 from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.generation import Generation
 from specdec_plugins.formats.spec import Model, symbol_faults, tensor_faults, tensor_shapes
@@ -36,7 +36,7 @@ class Reader:
         """Values that `generate` needs, for a config that lacks them."""
         return {}
 
-    def model_of(self, config: Asked, generation: Generation, weights: dict[str, np.ndarray]) -> Model | None:
+    def model_of(self, config: Asked, generation: Generation, weights: Tensors) -> Model | None:
         """The model of a config and weights. Faults go to ``config``; None if they leave no model. Raises ValueError for values
         that no model has."""
         raise NotImplementedError
@@ -47,7 +47,7 @@ def activation_of(name: str) -> str:
     return ACTIVATIONS.get(name, name)
 
 
-def checked(spec: ModelSpec, tensors: dict[str, np.ndarray], sizes: Sequence[int], config: Asked) -> Model:
+def checked(spec: ModelSpec, tensors: Tensors, sizes: Sequence[int], config: Asked) -> Model:
     """The model, with our name of the output projection. Faults of its tensors, and vocabularies of other ``sizes``, go to
     ``config``."""
     if PROJECTION in tensors:
@@ -61,7 +61,7 @@ def checked(spec: ModelSpec, tensors: dict[str, np.ndarray], sizes: Sequence[int
     return Model(spec, tensors)
 
 
-def tied(tensors: dict[str, np.ndarray], group: Sequence[str], shared: np.ndarray | None = None) -> dict[str, np.ndarray]:
+def tied(tensors: Tensors, group: Sequence[str], shared: np.ndarray | None = None) -> Tensors:
     """The tensors of a ``group`` that a config ties, as one object: ``shared``, or the first that the file has.
 
     As transformers 5, those that the file has with different values stay apart.

@@ -1,6 +1,7 @@
 """What a Hugging Face folder asks of `generate`, as the engine does it: read from the code of transformers 5.24."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from specdec_plugins.decoding.options import MAX_BEAMS, MAX_LENGTH_PENALTY
 from specdec_plugins.formats.huggingface.asked import Asked
@@ -15,32 +16,37 @@ NEUTRAL = {
 }  # fmt: skip
 # Settings of sampling alone, of what `generate` returns, of its speed, and notes.
 WITHOUT_EFFECT = {
-    "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "use_cache",
-    "cache_implementation", "cache_config", "max_cache_len", "remove_invalid_values", "output_attentions", "output_hidden_states",
-    "output_scores", "output_logits", "return_dict_in_generate", "is_assistant", "num_assistant_tokens",
-    "num_assistant_tokens_schedule", "assistant_confidence_threshold", "prompt_lookup_num_tokens", "max_matching_ngram_size",
-    "assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "low_memory", "compile_config", "disable_compile",
-    "prefill_chunk_size", "assistant_ensemble_weight", "speculation_type", "use_mtp", "continuous_batching_config",
-    "_from_model_config", "_commit_hash", "transformers_version",
-}  # fmt: skip
+    *"""
+    temperature top_k top_p min_p top_h typical_p epsilon_cutoff eta_cutoff use_cache cache_implementation cache_config
+    max_cache_len remove_invalid_values output_attentions output_hidden_states output_scores output_logits
+    return_dict_in_generate is_assistant num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold
+    prompt_lookup_num_tokens max_matching_ngram_size assistant_early_exit assistant_lookbehind target_lookbehind low_memory
+    compile_config disable_compile prefill_chunk_size assistant_ensemble_weight speculation_type use_mtp
+    continuous_batching_config _from_model_config _commit_hash transformers_version
+""".split()
+}
 HONOURED = {
-    "max_length", "max_new_tokens", "min_length", "min_new_tokens", "no_repeat_ngram_size", "bad_words_ids", "suppress_tokens",
-    "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "pad_token_id", "bos_token_id", "eos_token_id",
-    "decoder_start_token_id", "num_beams", "length_penalty", "early_stopping", "renormalize_logits",
-}  # fmt: skip
+    *"""
+    max_length max_new_tokens min_length min_new_tokens no_repeat_ngram_size bad_words_ids suppress_tokens
+    begin_suppress_tokens forced_bos_token_id forced_eos_token_id pad_token_id bos_token_id eos_token_id
+    decoder_start_token_id num_beams length_penalty early_stopping renormalize_logits
+""".split()
+}
 
 
 @dataclass(frozen=True)
 class Generation:
+    """Fields of a `ModelSpec`."""
+
     symbols: Symbols
     forced: tuple[int, ...]
     suppressed: tuple[int, ...]
-    ends: tuple[int, ...]  # tokens that end an output, beside eos
-    rules: OutputRules
+    ends: tuple[int, ...]
+    outputs: OutputRules
 
-    def symbols_with(self, unknown: int) -> Symbols:
-        """The symbols of a model whose drafters read this token for unknown ones."""
-        return replace(self.symbols, mask=unknown)
+    def fields(self, unknown: int) -> dict[str, Any]:
+        """All by name, of a model whose drafters read this token for unknown ones."""
+        return {**vars(self), "symbols": replace(self.symbols, mask=unknown)}
 
 
 def generation_of(asked: Asked, config: Asked, whole: bool) -> Generation:

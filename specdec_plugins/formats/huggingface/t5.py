@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-import numpy as np
-
+from specdec_plugins.formats.arrays import Tensors
 from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.families import DECODER, ENCODER, PROJECTION, Reader, activation_of, checked, tied
 from specdec_plugins.formats.huggingface.generation import Generation
@@ -50,7 +49,7 @@ class Family(Reader):
     def defaults(self, config: Asked) -> Mapping[str, Any]:
         return {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": self.start}
 
-    def model_of(self, config: Asked, generation: Generation, weights: dict[str, np.ndarray]) -> Model | None:
+    def model_of(self, config: Asked, generation: Generation, weights: Tensors) -> Model | None:
         spec, size = spec_of(self, config, generation), config.whole("vocab_size", least=1)
         return None if config.faults else checked(spec, canonical(spec, self, weights), (size, size), config)
 
@@ -77,12 +76,9 @@ def spec_of(family: Family, config: Asked, generation: Generation) -> ModelSpec:
     if config.flag("is_encoder_decoder", True) is False:
         config.refuse("is_encoder_decoder", "true")
     unknown = next(token for token in (2, 0) if token != generation.symbols.eos)  # MADLAD's is 0, where others have pad
-    return ModelSpec(
-        encoder, replace(encoder, layers=config.whole("num_decoder_layers", layers, least=1)),
-        Output(scale=width**-0.5 if scales(family, config) else 1.0), symbols=generation.symbols_with(unknown),
-        forced=generation.forced, suppressed=generation.suppressed, ends=generation.ends, outputs=generation.rules,
-        float16=False,
-    )  # fmt: skip
+    decoder = replace(encoder, layers=config.whole("num_decoder_layers", layers, least=1))
+    output = Output(scale=width**-0.5 if scales(family, config) else 1.0)
+    return ModelSpec(encoder, decoder, output, **generation.fields(unknown), float16=False)
 
 
 def scales(family: Family, config: Asked) -> bool:
@@ -103,7 +99,7 @@ def feed_forward(family: Family, config: Asked, inner: int) -> FeedForward:
     )
 
 
-def canonical(spec: ModelSpec, family: Family, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def canonical(spec: ModelSpec, family: Family, weights: Tensors) -> Tensors:
     """Tensors by canonical names, tied ones the same object; unknown ones keep their names, and are refused.
 
     The config's word on tying does not count: in all of these families transformers ties the embeddings and the output

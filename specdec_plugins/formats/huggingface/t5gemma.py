@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_plugins.formats.arrays import is_floating
+from specdec_plugins.formats.arrays import Arrays, Tensors, is_floating
 from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.families import DECODER, PROJECTION, Reader, activation_of, checked, tied
 from specdec_plugins.formats.huggingface.generation import Generation
@@ -47,7 +47,7 @@ class Family(Reader):
         own, usual = config.get("decoder"), {**USUAL, "vocab_size": self.vocabulary}
         return usual | {name: own[name] for name in usual if isinstance(own, dict) and name in own}
 
-    def model_of(self, config: Asked, generation: Generation, weights: dict[str, np.ndarray]) -> Model | None:
+    def model_of(self, config: Asked, generation: Generation, weights: Tensors) -> Model | None:
         spec = spec_of(config, generation)
         sizes = [part(config, side).whole("vocab_size", self.vocabulary, least=1) for side in ("encoder", "decoder")]
         return None if config.faults else checked(spec, canonical(config, weights), sizes, config)
@@ -76,11 +76,7 @@ def both_sides(config: Asked, generation: Generation, encoder: SideSpec, decoder
     """With ``logits`` capped."""
     if config.flag("is_encoder_decoder", True) is False:
         config.refuse("is_encoder_decoder", "true")
-    return ModelSpec(
-        encoder, decoder, Output(cap=logits),
-        symbols=generation.symbols_with(3), forced=generation.forced, suppressed=generation.suppressed, ends=generation.ends,
-        outputs=generation.rules, float16=False,
-    )  # fmt: skip
+    return ModelSpec(encoder, decoder, Output(cap=logits), **generation.fields(3), float16=False)
 
 
 def side_of(own: Asked, before: int, after: int = 0) -> SideSpec:
@@ -138,7 +134,7 @@ def theta(own: Asked) -> float:
     return inner.number("rope_theta", 10_000.0, 1e9)
 
 
-def canonical(config: Asked, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def canonical(config: Asked, weights: Tensors) -> Tensors:
     """Tensors by canonical names."""
     tensors = renamed(weights)
     if config.flag("tie_word_embeddings", True):
@@ -146,7 +142,7 @@ def canonical(config: Asked, weights: dict[str, np.ndarray]) -> dict[str, np.nda
     return tensors
 
 
-def renamed(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def renamed(weights: Arrays) -> Tensors:
     """Tensors by canonical names; unknown ones are refused. Theirs of norms are what to add to 1."""
     tensors = {}
     for name, tensor in weights.items():

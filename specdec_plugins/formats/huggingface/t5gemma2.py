@@ -5,12 +5,11 @@ is in configs, but not computed. The token that ends an image has an embedding b
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from specdec_plugins.formats.arrays import equal, is_floating
+from specdec_plugins.formats.arrays import Arrays, Tensors, equal, is_floating
 from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.huggingface.families import DECODER, ENCODER, PROJECTION, checked, tied
 from specdec_plugins.formats.huggingface.generation import Generation
@@ -27,7 +26,7 @@ UNUSED = "model.encoder.vision_tower.", "model.encoder.multi_modal_projector."
 
 @dataclass(frozen=True)
 class Family(First):
-    def model_of(self, config: Asked, generation: Generation, weights: dict[str, np.ndarray]) -> Model | None:
+    def model_of(self, config: Asked, generation: Generation, weights: Tensors) -> Model | None:
         spec = spec_of(config, generation)
         sizes = [side.whole("vocab_size", self.vocabulary, least=1) for side in sides_of(config)]
         return None if config.faults else checked(spec, canonical(config, spec, weights), sizes, config)
@@ -79,7 +78,7 @@ def rotary(own: Asked, kind: str) -> Rotary:
     return Rotary(theta, inner.number("factor", 0.0, 1e6) if how == "linear" else 1.0)
 
 
-def canonical(config: Asked, spec: ModelSpec, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def canonical(config: Asked, spec: ModelSpec, weights: Arrays) -> Tensors:
     """Tensors by canonical names, without those of images; unknown ones are refused."""
     text = {name: tensor for name, tensor in weights.items() if not name.startswith(UNUSED)}
     tensors = renamed({name.replace("model.encoder.text_model.", "model.encoder."): each for name, each in text.items()})

@@ -3,17 +3,16 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
-
 from specdec_plugins.formats import tensors
-from specdec_plugins.formats.arrays import arrays
+from specdec_plugins.formats.arrays import Tensors, arrays
 from specdec_plugins.formats.description import read_json
-from specdec_plugins.formats.spec import storage_fault
+from specdec_plugins.formats.files import is_file_name
+from specdec_plugins.formats.spec import storage_faults
 
 KINDS = ("model.safetensors", "pytorch_model.bin")
 
 
-def read_weights(folder: Path) -> dict[str, np.ndarray]:
+def read_weights(folder: Path) -> Tensors:
     """Every tensor of the folder's weights. Raises ValueError naming the file at fault."""
     for name in KINDS:
         index = folder / f"{name}.index.json"
@@ -33,12 +32,12 @@ def shards(index: Path) -> Iterable[str]:
     if not files:
         raise ValueError(f"{index}: damaged (no 'weight_map' of file names)")
     for file in files:
-        if Path(file).name != file or not file.isprintable() or not (index.parent / file).is_file():
+        if not is_file_name(file) or not (index.parent / file).is_file():
             raise ValueError(f"{index}: {file!r:.80} is not a file in the folder")
     return files
 
 
-def read_file(path: Path) -> dict[str, np.ndarray]:
+def read_file(path: Path) -> Tensors:
     if path.suffix == ".safetensors":
         return tensors.read(path)
     from specdec_plugins.formats import pytorch  # with the zip and pickle modules, which other folders do without
@@ -46,7 +45,6 @@ def read_file(path: Path) -> dict[str, np.ndarray]:
     found = pytorch.read(path)
     if not isinstance(found, dict):
         raise ValueError(f"{path}: no weights by name")
-    for name, tensor in found.items():
-        if type(name) is not str or (fault := storage_fault(tensor)):
-            raise ValueError(f"{path}: the weight {name!r:.80} {fault if type(name) is str else 'has no name'}")
+    if fault := storage_faults(found):
+        raise ValueError(f"{path}: {fault}")
     return arrays(found)

@@ -23,14 +23,7 @@ TABLE = "text/tab-separated-values"
 MOST = 50  # texts
 UNLIMITED = 10**12  # characters
 # What changes a translation, and we cannot do. `context`, `preserve_formatting` and `model_type` leave ours as it is.
-UNSUPPORTED = (
-    "glossary_ids",
-    "style_id",
-    "custom_instructions",
-    "translation_memory_id",
-    "splitting_tags",
-    "non_splitting_tags",
-)
+UNSUPPORTED = "glossary_ids style_id custom_instructions translation_memory_id splitting_tags non_splitting_tags".split()
 VARIANTS = {"en": ("EN-GB", "EN-US"), "pt": ("PT-BR", "PT-PT")}  # target languages that the API has no plain code for
 
 
