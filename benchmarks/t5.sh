@@ -8,7 +8,7 @@ set -euo pipefail
 data=$(realpath "$1") && mkdir -p "$2" && out=$(realpath "$2")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-.venv/bin/python}
-size=(--width 512 --layers 8 --pieces 8000 --updates 520 --dropout 0) minutes=20 sentences=200 rounds=5
+size=(--width 512 --layers 8 --pieces 8000 --updates 407 --dropout 0) minutes=20 sentences=200 rounds=5
 if [ "${3:-}" = --tiny ]; then
     size=(--width 256 --layers 1 --pieces 2500 --tokens 512 --updates 120 --dropout 0 --scored 16)
     minutes=1 sentences=20 rounds=1

@@ -654,7 +654,7 @@ def test_a_structured_file_of_no_format_is_refused(demo, tmp_path, capfd):
 
 
 def test_endings():
-    codes = {*_CODES.split(), *_PARTS, *" ".join(_PARTS.values()).split()}
+    codes = {*_CODES.split(), *_PARTS, *sum(_PARTS.values(), [])}
     assert codes & STRUCTURED == {"arb", "ts"} and set(FORMATS) - STRUCTURED == {"txt", "strings.xml"}
     for name in ("news", "news.en", "news.cs", "train.pt.gz", "part.0001", "a.tok", ".profile", "a.b/c", "a.log"):
         assert is_lines(name) and format_of(name) is None
