@@ -9,6 +9,7 @@ import random
 import re
 import time
 from contextlib import suppress
+from itertools import chain
 from types import SimpleNamespace
 
 import pytest
@@ -654,7 +655,7 @@ def test_a_structured_file_of_no_format_is_refused(demo, tmp_path, capfd):
 
 
 def test_endings():
-    codes = {*_CODES.split(), *_PARTS, *sum(_PARTS.values(), [])}
+    codes = {*_CODES.split(), *_PARTS, *chain(*_PARTS.values())}
     assert codes & STRUCTURED == {"arb", "ts"} and set(FORMATS) - STRUCTURED == {"txt", "strings.xml"}
     for name in ("news", "news.en", "news.cs", "train.pt.gz", "part.0001", "a.tok", ".profile", "a.b/c", "a.log"):
         assert is_lines(name) and format_of(name) is None
