@@ -34,13 +34,15 @@ class Codes(Protocol):
     def apply(self, line: str) -> str: ...
 
 
-def load_tokenizer(name: str, lang: str) -> Tokenizer:
-    """The tokeniser ``name`` for a language, a two-letter code; byte-level BPE without codes, so that it cannot detokenise.
-    Raises ValueError for an unknown name."""
+def load_tokenizer(name: str, lang: str, codes: Path | None = None) -> Tokenizer:
+    """The tokeniser ``name`` for a language, a two-letter code. Raises ValueError for an unknown name.
+
+    Byte-level BPE needs its ``codes`` to detokenise; the others leave that to `remove_bpe`.
+    """
     if name == BYTE_LEVEL:
         from specdec_plugins.text.byte_level import ByteLevel
 
-        return ByteLevel()
+        return ByteLevel(codes)
     if name == "moses":
         from specdec_plugins.text.moses import Moses
 
