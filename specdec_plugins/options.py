@@ -19,6 +19,7 @@ from specdec_plugins.text.words import Span
 
 TooLong = Literal["error", "truncate", "skip"]
 Languages = str | Sequence[str | None] | None  # of all sentences, or of each; None: the model's own
+LanguagePair = tuple[str | None, str | None]  # of a source and its translation
 Function = TypeVar("Function", bound=Callable)
 Item = TypeVar("Item")
 COUNTS = {"nbest", "num_samples"}  # a call that names one of them gets a list of outputs per sentence
@@ -194,7 +195,7 @@ def texts_of(sentences: Iterable[str], what: str, taker: str = "", first: int = 
     return texts
 
 
-def languages_of(options: CallOptions, count: int) -> list[tuple[str | None, str | None]]:
+def languages_of(options: CallOptions, count: int) -> list[LanguagePair]:
     """The languages of each sentence and of its translation."""
     return [*zip(*(each_language(value, count) for value in (options.source_lang, options.target_lang)))]
 

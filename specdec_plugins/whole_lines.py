@@ -7,7 +7,7 @@ from typing import Any
 from specdec_plugins.annotation import annotated
 from specdec_plugins.decoding.requests import Hypothesis
 from specdec_plugins.interfaces import Texts
-from specdec_plugins.options import CallOptions, languages_of, texts_of, values_of
+from specdec_plugins.options import CallOptions, LanguagePair, languages_of, texts_of, values_of
 from specdec_plugins.text.codec import Codec, Encoded
 from specdec_plugins.translations import SourceTooLong, Translation
 
@@ -37,7 +37,7 @@ def read_line(
     texts: Texts,
     line: str,
     options: CallOptions,
-    languages: tuple[str | None, str | None] = NO_LANGUAGES,
+    languages: LanguagePair = NO_LANGUAGES,
     index: int = 0,
 ) -> Encoded:
     """A line as the models read it. Raises SourceTooLong, with its ``index``."""

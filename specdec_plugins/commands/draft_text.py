@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from specdec_plugins.decoding.requests import Request
-from specdec_plugins.options import CallOptions
+from specdec_plugins.options import CallOptions, LanguagePair
 from specdec_plugins.text.lines import LineReader
 from specdec_plugins.translations import SourceTooLong
 from specdec_plugins.translator import Translator
@@ -17,9 +17,6 @@ HELD_OUT, MOST_HELD_OUT, LEAST_HELD_OUT = 20, 200, 10  # one line in so many, at
 NAMED = 3  # lines of a text that an error names
 
 
-Languages = tuple[str | None, str | None]  # of sources and translations; None: the model's
-
-
 class Text(NamedTuple):
     """Lines without repetitions, in random order; ``held`` are not trained on."""
 
@@ -28,7 +25,7 @@ class Text(NamedTuple):
     digest: str
 
 
-def read_text(path: str, translator: Translator, languages: Languages, skip: bool, seed: int) -> Text:
+def read_text(path: str, translator: Translator, languages: LanguagePair, skip: bool, seed: int) -> Text:
     """A text that fits. Raises ValueError naming the file, and lines that are too long unless they are to be skipped."""
     lines, long = dict[str, None](), list[int]()
     with LineReader(path) as reader:
@@ -57,7 +54,7 @@ def read_text(path: str, translator: Translator, languages: Languages, skip: boo
     return Text(mixed[held:], mixed[:held], hashlib.sha256("\n".join(lines).encode()).hexdigest())
 
 
-def too_long(translator: Translator, line: str, languages: Languages) -> bool:
+def too_long(translator: Translator, line: str, languages: LanguagePair) -> bool:
     if len(line.encode()) < translator.max_source - 64:  # a token seldom has less than a byte
         return False
     try:
@@ -67,7 +64,7 @@ def too_long(translator: Translator, line: str, languages: Languages) -> bool:
     return False
 
 
-def requests_of(translator: Translator, lines: Sequence[str], languages: Languages) -> list[Request]:
+def requests_of(translator: Translator, lines: Sequence[str], languages: LanguagePair) -> list[Request]:
     """By the numbers of the lines; none for a line without tokens, or with more than the model reads after all."""
     sources = [read_line(translator, line, CallOptions(too_long="skip"), languages) for line in lines]
     engine = translator.engine

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from specdec_plugins.commands.draft_text import Languages, requests_of
+from specdec_plugins.commands.draft_text import requests_of
 from specdec_plugins.decoding.requests import Request
 from specdec_plugins.formats.folder import Pair
 from specdec_plugins.formats.spec import DrafterModel
 from specdec_plugins.measure.costs import pass_costs
 from specdec_plugins.measure.expectation import Costs, acceptance, expected_gain
+from specdec_plugins.options import LanguagePair
 from specdec_plugins.settings import Settings
 from specdec_plugins.translator import Translator
 
@@ -35,7 +36,7 @@ class Evaluator:
 
     pair: Pair
     threads: int
-    languages: Languages
+    languages: LanguagePair
 
     @cached_property
     def plain(self) -> Translator:

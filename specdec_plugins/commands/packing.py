@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specdec_plugins.commands.draft_text import Languages, requests_of
+from specdec_plugins.commands.draft_text import requests_of
 from specdec_plugins.decoding.backends.cpu import gptq
 from specdec_plugins.decoding.backends.cpu.binding import Engine
 from specdec_plugins.decoding.backends.cpu.model import CpuModel, obstacles
@@ -14,6 +14,7 @@ from specdec_plugins.decoding.backends.cpu.panels import panels_of
 from specdec_plugins.decoding.loading import checked
 from specdec_plugins.extras import needed
 from specdec_plugins.formats.folder import Pair
+from specdec_plugins.options import LanguagePair
 from specdec_plugins.settings import Settings
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.translator import Translator
@@ -21,7 +22,7 @@ from specdec_plugins.translator import Translator
 LINES = 512  # of the calibration text that are read, evenly spread
 
 
-def packed(pair: Pair, dtypes: Sequence[str], calibration: Path | None, languages: Languages) -> Pair:
+def packed(pair: Pair, dtypes: Sequence[str], calibration: Path | None, languages: LanguagePair) -> Pair:
     """The pair with its verifier's linear layers packed, those in int4 calibrated on source text if there is some. Raises
     ValueError if the kernels cannot run it."""
     verifier, _ = checked(replace(pair.verifier, packed={}), None)
@@ -37,7 +38,7 @@ def packed(pair: Pair, dtypes: Sequence[str], calibration: Path | None, language
     return replace(pair, verifier=replace(pair.verifier, packed=made))
 
 
-def calibrated(pair: Pair, text: Path, languages: Languages) -> dict[str, Any]:
+def calibrated(pair: Pair, text: Path, languages: LanguagePair) -> dict[str, Any]:
     """`weights.Rounded`: how layers are rounded for what they read in some lines and the verifier's own translations of these."""
     with needed("torch", "--calibrate"):
         from specdec_plugins.decoding.backends.torch.moments import moments

@@ -106,10 +106,12 @@ def extended(model: Reading, positions: int) -> Reading:
     if model.spec is None:
         return model
     tensors, faults = dict(model.tensors), []
-    both = {name: getattr(model.spec, name) for name in ("encoder", "decoder")}
-    longer_sides = {name: replace(side, max_positions=max(side.max_positions, positions)) for name, side in both.items()}
-    spec = replace(model.spec, **longer_sides)  # raises before tables are computed
-    for name, side in both.items():
+    given = sides(model.spec)
+    longer_sides = {name: replace(side, max_positions=max(side.max_positions, positions)) for name, side in given.items()}
+    spec = replace(
+        model.spec, encoder=longer_sides["encoder"], decoder=longer_sides["decoder"]
+    )  # raises before tables are computed
+    for name, side in given.items():
         table = f"{name}.embed_positions.weight"
         if side.max_positions >= positions or table not in tensors:  # taken from the verifier
             continue

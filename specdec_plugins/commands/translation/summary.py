@@ -43,10 +43,9 @@ def summary(settings: Settings, stats: "DecodeStats", seconds: float, model: str
         lines.append(verdict(settings, stats, model))
         if settings.tolerant and stats.passes:
             drafting_time, passes_time = (1000 * stats.seconds[name] / stats.passes for name in ("drafting", "verifying"))
-            batches = stats.iterations > stats.passes
             lines.append(
                 f"tolerance: a pass took {drafting_time + passes_time:.2f} ms, {drafting_time:.2f} of them for a draft of fixed "
-                "length; compare with --strategy ar" + ", and with --batch-size 1" * batches
+                "length; compare with --strategy ar" + ", and with --batch-size 1" * (stats.iterations > stats.passes)
             )
     total = sum(stats.seconds.values()) or 1.0
     parts = {name: stats.seconds[name] / total for name in ("drafting", "verifying", "encoding", "text", "elsewhere")}
