@@ -7,7 +7,7 @@
 FOLDER contains train and valid .SRC and .TGT (.gz allowed). The result looks like OPUS-MT: two SentencePiece models, one
 vocabulary with the padding symbol last, which starts the decoder and embeds as zero, tied embeddings, post-norm, swish; with --t5
 like Flan-T5 (small: width 512, 8 layers): one SentencePiece model, T5 1.1's parts, six heads of 64 in a width of 512.
-Trains on a GPU if there is one, in bfloat16 there, too. Interrupted training resumes. The saved model is the average of the last
+Trains on a GPU if there is one, in bfloat16 where the device can. Interrupted training resumes. The saved model is the average of the last
 snapshots; its greedy BLEU on valid is printed.
 """
 
@@ -33,6 +33,7 @@ LONGEST, RATIO = 128, 3  # pieces in a sentence and ratio of a pair's lengths: o
 LEARNING_RATE = 2e-3  # at its highest
 transformers = library()
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PRECISION = "bf16" if DEVICE == "cuda" or torch.cpu._is_avx512_bf16_supported() else "float32"
 
 
 def read(data: Path, split: str, lang: str) -> list[str]:
@@ -164,7 +165,7 @@ def train(model: Any, pairs: list[tuple[list[int], list[int]]], tokens: int, upd
             batch = todo.pop()
             source, target = padded([one for one, _ in batch], pad), padded([other for _, other in batch], -100)
             before = padded([[model.config.decoder_start_token_id, *other[:-1]] for _, other in batch], pad)
-            with torch.autocast(DEVICE, torch.bfloat16):
+            with torch.autocast(DEVICE, torch.bfloat16, enabled=PRECISION == "bf16"):
                 logits = model(source, source.ne(pad).long(), decoder_input_ids=before, use_cache=False).logits
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), label_smoothing=0.1)
             (loss / BATCHES).backward()
@@ -214,7 +215,7 @@ def main() -> None:
     args = p.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(1)
-    choose_kernels("bf16")
+    choose_kernels(PRECISION)
     keep_memory()
     tokenizer = t5_tokenizer_of(args) if args.t5 else tokenizer_of(args)
     model = t5_of(args, len(tokenizer)) if args.t5 else model_of(args, len(tokenizer.encoder))
