@@ -1,11 +1,14 @@
 """A drafter that learns while it serves: tokens a pass on requests that it has not seen, outputs, latency, memory.
 
     benchmarks/learning.py --model data/docs.en-fr --input CAPTIONS --input NEWS [--requests 5000] [--share 0.5]
+    benchmarks/learning.py --model data/docs.en-fr --input CAPTIONS --input NEWS --requests 35000 --updates 800
 
 Each input gives equally many requests, a line each, in random order. Those of the last tenth are never served: they are decoded
 with the drafter at the start and with the one at the end, in drafts as long as in training. The others are served twice, a few
 dozens at a time: by a server that does not learn, while the other's learning process is stopped, and by the one that learns. All
 outputs are compared with plain decoding's. Latency needs a quiet machine.
+
+With --updates nothing is served: the drafter learns in one round what it could have been served.
 """
 
 import argparse
@@ -26,13 +29,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from specdec_plugins.commands.draft_text import requests_of  # noqa: E402
+from specdec_plugins.formats.arrays import arrays  # noqa: E402
 from specdec_plugins.measure.machine import machine  # noqa: E402
 from specdec_plugins.serving.learning import USUAL_PACE, Learning, Lessons, learner  # noqa: E402
 from specdec_plugins.serving.translator import AsyncTranslator  # noqa: E402
 from specdec_plugins.settings import Settings  # noqa: E402
+from specdec_plugins.training.drafting import Training  # noqa: E402
+from specdec_plugins.training.pairs import Pair  # noqa: E402
 from specdec_plugins.translator import Translator  # noqa: E402
 
 LONGEST = 300  # characters of a line
+UNSEEN = 600  # lines to measure on, at most, where nothing is served
+SETTINGS = Settings(dtype="int8", threads=1)
 BLOCK, MEMORIES = 50, 20  # requests between two turns; memory is read so often
 
 
@@ -45,10 +54,10 @@ def main() -> None:
     p.add_argument("--every", type=float, default=0.2, metavar="SECONDS", help="from one request to the next, at least")
     p.add_argument("--settle", type=float, default=0.0, metavar="SECONDS", help="to learn after the last request")
     p.add_argument("--busy", action="store_true", help="the machine is busy: do not wait for idle time")
+    p.add_argument("--updates", type=int, metavar="N", help="learn so often, in hundreds, without serving")
     options = p.parse_args()
-    print(
-        json.dumps({"benchmark": "learning", **asyncio.run(measured(options)), "signature": {**machine("cpu"), **vars(options)}})
-    )
+    found = alone(options) if options.updates else asyncio.run(measured(options))
+    print(json.dumps({"benchmark": "learning", **found, "signature": {**machine("cpu"), **vars(options)}}))
 
 
 def lines_of(options: argparse.Namespace) -> list[str]:
@@ -69,8 +78,30 @@ def decoded(translator: Translator, lines: list[str]) -> tuple[list[list[str]], 
     return outputs, round(translator.engine.take_stats().mean_accepted_length, 3)
 
 
+def alone(options: argparse.Namespace) -> dict[str, object]:
+    """Tokens a pass after each hundred updates, whose rate falls at the end of all."""
+    lines, pair = lines_of(options), learner(options.model, None)
+    part, drafter = min(len(lines) // 10, UNSEEN), pair.drafter
+    assert drafter is not None, "it learns"
+    plain, drafting = (
+        Translator(pair, replace(SETTINGS, **how)) for how in ({"strategy": "ar"}, {"block_size": pair.block_size})
+    )
+    requests = requests_of(plain, lines[part:], (None, None))
+    training = Training.of(drafter, pair.verifier)
+    training.feed([Pair(requests[each.index].tokens, each.tokens) for each in plain.engine.decode(requests, 32, None)])
+    course = [(0, decoded(drafting, lines[:part])[1])]
+    for number in range(1, options.updates + 1):
+        training.update((number - 1) / options.updates)
+        if number % 100 == 0:
+            made = training.drafter()
+            drafting.engine.redraft(replace(made, tensors=arrays(made.tensors), devices=drafter.devices))
+            course.append((number, decoded(drafting, lines[:part])[1]))
+            print(f"{number:,} updates: {course[-1][1]:.2f} tokens a pass", file=sys.stderr)
+    return {"pairs": len(training.pairs), "course": course}
+
+
 async def measured(options: argparse.Namespace) -> dict[str, object]:
-    lines, settings = lines_of(options), Settings(dtype="int8", threads=1)
+    lines, settings = lines_of(options), SETTINGS
     part = len(lines) // 10
     seen, unseen, pair = lines[part:], lines[:part], learner(options.model, None)
     drafting = Translator(pair, replace(settings, block_size=pair.block_size))
