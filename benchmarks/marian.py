@@ -7,8 +7,8 @@
 FOLDER contains train and valid .SRC and .TGT (.gz allowed). The result looks like OPUS-MT: two SentencePiece models, one
 vocabulary with the padding symbol last, which starts the decoder and embeds as zero, tied embeddings, post-norm, swish; with --t5
 like Flan-T5 (small: width 512, 8 layers): one SentencePiece model, T5 1.1's parts, six heads of 64 in a width of 512.
-Trains on a GPU if there is one, in bfloat16 where the device can. Interrupted training resumes. The saved model is the average of the last
-snapshots; its greedy BLEU on valid is printed.
+Trains on a GPU if there is one, in bfloat16 where the device can. Interrupted training resumes. The saved model is the average of
+the last snapshots; its greedy BLEU on valid is printed.
 """
 
 import argparse

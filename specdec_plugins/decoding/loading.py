@@ -56,7 +56,7 @@ def checked_drafter(drafter: DrafterModel, verifier: Model) -> DrafterModel:
 
 
 def _check_weights(role: str, model: Model | DrafterModel | None, other: Model | DrafterModel | None = None) -> None:
-    """Raises UnsupportedModel for weights that cannot be; those that ``other`` has, too, were checked with it."""
+    """Raises UnsupportedModel for invalid weights. Tensors shared with ``other`` were checked with it."""
     if model is None or model.spec is None:
         return
     seen, mapped = {id(each) for each in other.tensors.values()} if other else set[int](), Mapped()
@@ -172,6 +172,6 @@ def spread(wanted: int, available: int) -> list[int]:
 
 
 def shallower(side: SideSpec, layers: int) -> SideSpec:
-    """The side with so many of its layers, evenly spread (`spread`)."""
+    """The side with ``layers`` of its layers, evenly spread (`spread`)."""
     local = side.local and tuple(index for index, layer in enumerate(spread(layers, side.layers)) if side.local_at(layer))
     return replace(side, layers=layers, local=replace(side.local, layers=local) if side.local and local else None)

@@ -120,7 +120,7 @@ def doubly(text: str, ascii_only: bool) -> str:
 
 
 def reads_as(source: str, text: str) -> bool:
-    """Whether a document of two scalars, the second of which matters, or the first of a list, is read as one with the text."""
+    """Whether YAML reads ``text`` in a document of two scalars: as the first item of a list, or as the value of a key."""
     try:
         events = [event for event in library().parse(source, Loader=loader()) if type(event).__name__ != "StreamEndEvent"]
     except library().YAMLError:

@@ -47,7 +47,7 @@ class Line:
     def __init__(self, engine: Engine, rows: int, threads: Sequence[EngineThread]):
         self.engine, self.rows, self.threads = engine, rows, threads
         self.guests: deque[Caller] = deque()  # with requests that no session has yet
-        self.learn: Callable[[Request, Hypothesis], None] | None = None  # is told of finished requests, with their first output
+        self.learn: Callable[[Request, Hypothesis], None] | None = None  # called with each finished request and its first output
         self._lock = Lock()
         self.desks = [Desk(self, thread) for thread in threads]
 

@@ -115,7 +115,7 @@ class Protected:
         return not self.damaged(text)
 
     def damaged(self, text: str) -> list[Span]:
-        """The spans of the parts that ``text`` has too rarely, too often or in another order."""
+        """The spans of the parts that ``text`` lacks, repeats or reorders."""
         if not self.spans:
             return []
         own, found = self.found(self.text), self.found(text)
