@@ -3,10 +3,10 @@
 
     benchmarks/passes.py --model DIR --source FILE [--dtypes int8 float32] [--threads 1 2] [--kernels avx2]
 
-Times native calls, each repeated with the same arguments: a verification (read and judge) of so many rows of so many sentences in
-the middle of their translation, a draft of so many tokens (of `glide`, whose passes are alike, one), encoding a source. Prints
-the median, and the rates of products with weights and of bytes of weights that they imply. The last line is JSON with the
-machine's signature.
+Times calls, each repeated with the same arguments: a verification of so many rows of so many sentences in the middle of their
+translation, a draft of so many tokens, encoding a source. Prints the median, and the rates of products with weights and of bytes
+of weights that they imply (of a draft in turn the bytes once for all its passes). The last line is JSON with the machine's
+signature.
 """
 
 import argparse
@@ -23,16 +23,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from specdec_plugins.decoding import compiled  # noqa: E402
-from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau  # noqa: E402
 from specdec_plugins.decoding.backends import Reading  # noqa: E402
 from specdec_plugins.decoding.backends.cpu.binding import DTYPES, Stack  # noqa: E402
-from specdec_plugins.decoding.compiled import library  # noqa: E402
-from specdec_plugins.decoding.drafters import CachedRows  # noqa: E402
-from specdec_plugins.decoding.drafters.block import BlockDrafter  # noqa: E402
-from specdec_plugins.decoding.drafters.glide import GlideDrafter  # noqa: E402
+from specdec_plugins.decoding.backends.cpu.runner import Batch, CpuRunner  # noqa: E402
+from specdec_plugins.decoding.options import Tolerance  # noqa: E402
 from specdec_plugins.decoding.prefix import Prefix  # noqa: E402
-from specdec_plugins.decoding.requests import Request, Source  # noqa: E402
-from specdec_plugins.decoding.values import Draft, uniform  # noqa: E402
+from specdec_plugins.decoding.requests import Source  # noqa: E402
+from specdec_plugins.decoding.values import NOTHING, Draft, uniform  # noqa: E402
+from specdec_plugins.engine import Engine  # noqa: E402
 from specdec_plugins.formats.folder import Pair, load_folder  # noqa: E402
 from specdec_plugins.measure.machine import machine  # noqa: E402
 from specdec_plugins.settings import Settings  # noqa: E402
@@ -41,16 +39,16 @@ from specdec_plugins.translator import Translator  # noqa: E402
 
 VERIFICATIONS = ((1, 1), (1, 3), (1, 5), (1, 9), (1, 13), (8, 1), (8, 9), (32, 1), (128, 1))  # sentences, rows of each
 LINES = 2000  # of the text, at most
-DRAFTS = (4, 8)  # tokens
+DRAFTS = (1, 4, 8)  # tokens
+EXACT = Tolerance()
 COMMITTED, SHORTEST = 5, 17  # tokens of an output before the pass, and of the outputs that are taken: room for a draft
 
 
 class Call(NamedTuple):
-    """What is timed: the native function, a call that runs it once, products of rows and weights, the weights' bytes."""
+    """What is timed: a function that returns its seconds, products of rows and weights, the weights' bytes."""
 
     name: str
-    function: str
-    run: Callable[[], Any]
+    run: Callable[[], float]
     products: int
     weight_bytes: int
 
@@ -71,7 +69,7 @@ def main() -> int:
     for dtype in options.dtypes:
         for threads in options.threads:
             for call in calls(pair, text, dtype, threads, options.kernels):
-                taken = median_seconds(call, options.seconds, options.kernels)
+                taken = median_seconds(call, options.seconds)
                 row = {"dtype": dtype, "threads": threads, "pass": call.name, "us": round(1e6 * taken, 1)}
                 row |= {"products": call.products, "weight_bytes": call.weight_bytes}
                 rows.append(row)
@@ -84,25 +82,11 @@ def main() -> int:
     return 0
 
 
-def median_seconds(call: Call, seconds: float, kernels: str | None = None) -> float:
-    """The median time of native calls over so many seconds, after warm-up."""
-    native = library(kernels)
-    assert native is not None, "the pair is on the kernels"
-    function, times = getattr(native, f"specdec_{call.function}"), list[float]()
-
-    def timed(*arguments: Any) -> Any:
-        began = time.perf_counter()
-        result = function(*arguments)
-        times.append(time.perf_counter() - began)
-        return result
-
-    setattr(native, f"specdec_{call.function}", timed)
-    try:
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end or len(times) < 10:
-            call.run()
-    finally:
-        setattr(native, f"specdec_{call.function}", function)
+def median_seconds(call: Call, seconds: float) -> float:
+    """The median time of calls over so many seconds, after warm-up."""
+    times, end = list[float](), time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times) < 10:
+        times.append(call.run())
     return statistics.median(times[len(times) // 10 :])
 
 
@@ -120,63 +104,57 @@ def chosen(pair: Pair, lines: Sequence[str]) -> list[tuple[list[int], list[int]]
 def calls(pair: Pair, text: list[tuple[list[int], list[int]]], dtype: str, threads: int, kernels: str | None) -> list[Call]:
     """All timed calls."""
     strategy = "specdec" if pair.drafter else "ar"
-    translator = Translator(pair, Settings(strategy=strategy, dtype=dtype, threads=threads, kernels=kernels))
-    verifier, drafter = cast(Any, translator.engine.roles.verifier), translator.engine.roles.drafter
-    found = [verification(verifier, text[:sentences], rows) for sentences, rows in VERIFICATIONS]
+    engine = Translator(pair, Settings(strategy=strategy, dtype=dtype, threads=threads, kernels=kernels)).engine
+    found = [verification(engine, text[:sentences], rows) for sentences, rows in VERIFICATIONS]
     if pair.drafter:
-        lengths = (1,) if isinstance(drafter, GlideDrafter) else DRAFTS
-        found += [draft(drafter, verifier, text[:1], length) for length in lengths]
-    return [*found, encoding(verifier.model, Source([text[0][0]], pair.verifier.spec.symbols))]
+        found += [draft(engine, text[:1], length) for length in DRAFTS]
+    return [*found, encoding(cast(Any, engine.roles.verifier).model, Source([text[0][0]], pair.verifier.spec.symbols))]
 
 
-def standing(role: Any, text: list[tuple[list[int], list[int]]], *start: Any) -> tuple[Any, Prefix]:
-    """A role's state and prefix after the first tokens of some outputs."""
-    state, prefix = role.start(len(text), *start), Prefix()
-    role.admit(state, Source([source for source, _ in text], prefix.symbols))
-    prefix.admit([Request(index, source, 1000) for index, (source, _) in enumerate(text)])
+def standing(engine: Engine, text: list[tuple[list[int], list[int]]]) -> tuple[CpuRunner, Prefix]:
+    """A runner and its rows after the first tokens of some outputs, all but each row's last one read."""
+    session = engine.session(len(text))
+    runner, prefix = session.runner, session.prefix
+    assert isinstance(runner, CpuRunner), "the pair is on the kernels"
+    runner.admit(Source([source for source, _ in text], prefix.symbols))
+    prefix.admit([engine.request(index, source) for index, (source, _) in enumerate(text)])
     for output, (_, target) in zip(prefix.outputs, text):
         output.extend(target[:COMMITTED])
-    return state, prefix
-
-
-def reading(verifier: Any, text: list[tuple[list[int], list[int]]]) -> tuple[Any, Prefix]:
-    """The verifier's state and prefix, all but each row's last token read."""
-    state, prefix = standing(verifier, text)
     tokens = [[prefix.symbols.start, *output[:-1]] for output in prefix.outputs]
-    verifier.model.read(state, Reading(tokens, [0] * len(text))).logits()
-    return state, prefix
+    runner.model.read(runner.verifying, Reading(tokens, [0] * len(text))).logits()
+    return runner, prefix
 
 
-def verification(verifier: Any, text: list[tuple[list[int], list[int]]], rows: int) -> Call:
-    state, prefix = reading(verifier, text)
-    offered, rule = Draft([target[COMMITTED : COMMITTED + rows - 1] for _, target in text]), TopBetaTau()
+def verification(engine: Engine, text: list[tuple[list[int], list[int]]], rows: int) -> Call:
+    runner, prefix = standing(engine, text)
+    offered = Draft([target[COMMITTED : COMMITTED + rows - 1] for _, target in text])
 
-    def run() -> None:
-        rule(verifier.score(state, prefix, offered), offered, prefix)
+    def run() -> float:
+        Batch(runner, prefix, uniform(len(text), 0), offered, EXACT, NOTHING).run(1)
+        return runner.call.verifying_seconds
 
-    return Call(f"verify {len(text)} x {rows}", "verify", run, *work(verifier.model.stack, len(text) * rows))
+    return Call(f"verify {len(text)} x {rows}", run, *work(runner.model.stack, len(text) * rows))
 
 
-def draft(drafter: Any, verifier: Any, text: list[tuple[list[int], list[int]]], length: int) -> Call:
-    """A draft after two committed tokens."""
-    state, prefix = standing(drafter, text, reading(verifier, text)[0])
-    committed, prefix.outputs = prefix.outputs, [output[:-2] for output in prefix.outputs]
-    drafter.propose(state, prefix, uniform(len(text), length))
-    prefix.outputs, causal = committed, isinstance(state, CachedRows)
-    read = list(state.rows) if causal else []
+def draft(engine: Engine, text: list[tuple[list[int], list[int]]], length: int) -> Call:
+    """A draft after a committed token."""
+    runner, prefix = standing(engine, text)
+    model = cast(Any, engine.roles.drafter).model
 
-    def run() -> None:
-        if causal:
-            state.rows[:] = read
-        drafter.propose(state, prefix, uniform(len(text), length))
+    def run() -> float:
+        Batch(runner, prefix, uniform(1, length), None, EXACT, NOTHING).run(1)
+        return runner.call.drafting_seconds
 
-    bidirectional = isinstance(drafter, BlockDrafter)
-    rows = length + (COMMITTED if bidirectional else causal)
-    return Call(f"draft {length}", "draft" if bidirectional else "propose", run, *work(drafter.model.stack, rows))
+    return Call(f"draft {length}", run, *work(model.stack, length))
 
 
 def encoding(model: Any, source: Source) -> Call:
-    return Call(f"encode {source.longest}", "encode", lambda: model.encoder(source), *work(model.encoder.stack, source.longest))
+    def run() -> float:
+        began = time.perf_counter()
+        model.encoder(source)
+        return time.perf_counter() - began
+
+    return Call(f"encode {source.longest}", run, *work(model.encoder.stack, source.longest))
 
 
 def work(stack: Stack, rows: int) -> tuple[int, int]:
