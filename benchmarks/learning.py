@@ -30,7 +30,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from specdec_plugins.commands.draft_text import requests_of  # noqa: E402
-from specdec_plugins.formats.arrays import arrays  # noqa: E402
 from specdec_plugins.measure.machine import machine  # noqa: E402
 from specdec_plugins.serving.learning import USUAL_PACE, Learning, Lessons, learner  # noqa: E402
 from specdec_plugins.serving.translator import AsyncTranslator  # noqa: E402
@@ -93,20 +92,19 @@ def alone(options: argparse.Namespace) -> dict[str, object]:
     for number in range(1, options.updates + 1):
         training.update((number - 1) / options.updates)
         if number % 100 == 0:
-            made = training.drafter()
-            drafting.engine.redraft(replace(made, tensors=arrays(made.tensors), devices=drafter.devices))
+            drafting.engine.redraft(training.drafter())
             course.append((number, decoded(drafting, lines[:part])[1]))
             print(f"{number:,} updates: {course[-1][1]:.2f} tokens a pass", file=sys.stderr)
     return {"pairs": len(training.pairs), "course": course}
 
 
 async def measured(options: argparse.Namespace) -> dict[str, object]:
-    lines, settings = lines_of(options), SETTINGS
+    lines, pair = lines_of(options), learner(options.model, None)
     part = len(lines) // 10
-    seen, unseen, pair = lines[part:], lines[:part], learner(options.model, None)
-    drafting = Translator(pair, replace(settings, block_size=pair.block_size))
+    seen, unseen = lines[part:], lines[:part]
+    drafting = Translator(pair, replace(SETTINGS, block_size=pair.block_size))
     wanted, before = decoded(drafting, unseen)
-    servers = {name: AsyncTranslator(Translator(pair, settings)) for name in ("usual", "learning")}
+    servers = {name: AsyncTranslator(Translator(pair, SETTINGS)) for name in ("usual", "learning")}
     served, pace = servers["learning"], replace(USUAL_PACE, idle_time=not options.busy)
     learning = served.learning = Learning("model", served.line, options.model, Lessons(options.share, pace=pace))
     outputs: dict[str, list[list[str]]] = {name: [] for name in servers}
@@ -131,7 +129,7 @@ async def measured(options: argparse.Namespace) -> dict[str, object]:
         learning.close()  # also kills a process that is stopped
     drafting.engine.redraft(learning.drafter)
     again, after = decoded(drafting, unseen)
-    plain = decoded(Translator(pair, replace(settings, strategy="ar")), seen)[0]
+    plain = decoded(Translator(pair, replace(SETTINGS, strategy="ar")), seen)[0]
     for server in servers.values():
         await server.close()
     slow = {name: 1000 * statistics.quantiles(each, n=20)[-1] for name, each in seconds.items()}

@@ -26,6 +26,7 @@ from specdec_plugins.decoding import compiled  # noqa: E402
 from specdec_plugins.decoding.backends import Reading  # noqa: E402
 from specdec_plugins.decoding.backends.cpu.binding import DTYPES, Stack  # noqa: E402
 from specdec_plugins.decoding.backends.cpu.runner import Batch, CpuRunner  # noqa: E402
+from specdec_plugins.decoding.drafters import CachedRows  # noqa: E402
 from specdec_plugins.decoding.options import Tolerance  # noqa: E402
 from specdec_plugins.decoding.prefix import Prefix  # noqa: E402
 from specdec_plugins.decoding.requests import Source  # noqa: E402
@@ -139,13 +140,16 @@ def verification(engine: Engine, text: list[tuple[list[int], list[int]]], rows: 
 def draft(engine: Engine, text: list[tuple[list[int], list[int]]], length: int) -> Call:
     """A draft after a committed token."""
     runner, prefix = standing(engine, text)
-    model = cast(Any, engine.roles.drafter).model
+    model, state = cast(Any, engine.roles.drafter).model, runner.drafting
+    causal = isinstance(state, CachedRows)
 
     def run() -> float:
         Batch(runner, prefix, uniform(1, length), None, EXACT, NOTHING).run(1)
+        if causal:
+            state.rows[:] = [COMMITTED]  # has read all but the last token
         return runner.call.drafting_seconds
 
-    return Call(f"draft {length}", run, *work(model.stack, length))
+    return Call(f"draft {length}", run, *work(model.stack, length + causal))
 
 
 def encoding(model: Any, source: Source) -> Call:
