@@ -310,6 +310,7 @@ def test_impossible_searches_are_refused(world):
 
 # ---- the shipped pair, against fairseq's generator
 
+LOG_SOFTMAX = 3e-5  # fairseq takes float32 log-softmaxes, which torch with AVX2 rounds by up to 1.04e-5 here
 LINES = [
     "A dog runs.",
     "Two men in red shirts stand beside a small yellow boat on the lake.",
@@ -337,7 +338,7 @@ def compare_with_fairseq(lines, batch_size, beam, lenpen, nbest):
             assert [each.text for each in group] == [each.text for each in others]
         for one, other in zip(group, others):
             assert sum(one.token_scores) / len(one.token_scores) ** lenpen == pytest.approx(one.score, abs=1e-6)
-            assert one.text != other.text or one.token_scores == pytest.approx(other.token_scores, abs=TIE)
+            assert one.text != other.text or one.token_scores == pytest.approx(other.token_scores, abs=LOG_SOFTMAX)
 
 
 def test_searches_on_the_shipped_pair_are_fairseqs():
