@@ -16,7 +16,7 @@ if [ "${3:-}" = --tiny ]; then
 fi
 export PYTHONPATH=$PWD OMP_WAIT_POLICY=passive
 
-"$python" benchmarks/marian.py --data "$data" --output "$out/original" --t5 "${size[@]}"
+"$python" benchmarks/marian.py --data "$data" --output "$out/original" --family t5 "${size[@]}"
 [ -d "$out/imported" ] || "$python" -m specdec_plugins.commands.import_model "$out/original" --output "$out/imported" --check
 gzip -cdf "$data/train.en"* >"$out/train.en"
 [ -f "$out/drafting/model.json" ] || "$python" -m specdec_plugins.commands.draft "$out/imported" --sources "$out/train.en" \
