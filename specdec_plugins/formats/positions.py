@@ -12,9 +12,9 @@ import numpy as np
 
 LOG_10000 = 9.210340371976184
 LOG2_E = 1.4426950408889634
-LOG_2 = 0x162E42FEF * 2.0**-33, 7.440617110012397e-11  # in parts, of which the first has 33 bits
+LOG_2 = 0x162E42FEF * 2.0**-33, 7.440617110012397e-11  # ln 2 as a sum; the first part has 33 bits
 QUARTERS = 0.6366197723675814  # in a radian; a quarter turn is pi / 2
-QUARTER = 0x3243F6A8 * 2.0**-29, 0x22168C23 * 2.0**-59, 5.170182981794105e-19  # in parts; products of two with n < 2^23 are exact
+QUARTER = 0x3243F6A8 * 2.0**-29, 0x22168C23 * 2.0**-59, 5.170182981794105e-19  # their sum is pi / 2; two times n < 2^23 are exact
 EXPONENTIAL = [1 / math.factorial(power) for power in range(14)]  # Taylor's
 SINE = [(-1) ** power / math.factorial(2 * power + 1) for power in range(7)]
 COSINE = [(-1) ** power / math.factorial(2 * power) for power in range(8)]

@@ -118,7 +118,7 @@ class FeedForward:
 
 @dataclass(frozen=True)
 class Embedding:
-    """Of tokens: scaled, placed by adding a row of a table, normed."""
+    """What a token's vector goes through before the first layer: scale, added position, norm."""
 
     scale: float = 1.0
     offset: int | None = 0  # the first token's row in the position table; None: there is none
