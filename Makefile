@@ -25,13 +25,18 @@ DEPENDENCIES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb")
 
 # The same, and what trains, tests and checks. fairseq requires torchaudio, which only its speech tasks import. PyPI's build needs
 # CUDA's torch; beside another it does not load, and transformers, which imports what is installed, would fail with it.
-.venv/all: .venv/base
+.venv/all: .venv/base $(if $(CUDA),.venv/cuda)
 	@echo "== PyTorch, fairseq and the tools (once; building fairseq takes about three minutes)"
 	@.venv/bin/python setup.py -q build_ext --inplace & kernels=$$!; \
 	    $(INSTALL) --no-compile $(addprefix --extra-index-url ,$(TORCH_INDEX)) torch && wait $$kernels
 	@$(INSTALL) cython ninja
 	@$(INSTALL) "specdec-seq2seq[dev]"
 	@.venv/bin/python -c "import torchaudio" 2>/dev/null || $(PIP) uninstall -q -y torchaudio
+	@touch $@
+
+# pip would keep the CPU build.
+.venv/cuda: .venv/base
+	@$(PIP) uninstall -q -y torch 2>/dev/null
 	@touch $@
 
 demo: .venv/base

@@ -14,7 +14,9 @@ def install_command(extra: str) -> str:
     pip = f"{shlex.quote(sys.executable)} -m pip install"
     if (ROOT / "pyproject.toml").is_file():
         constraints = shlex.quote(str(ROOT / "constraints.txt"))
-        build = f"PIP_BUILD_CONSTRAINT={constraints} " if extra == "train" else ""  # fairseq's build imports torch
+        build = ""
+        if extra == "train":  # fairseq's build imports torch, and older pips let it take any
+            build = f"{pip} 'pip>=25.3' && PIP_BUILD_CONSTRAINT={constraints} "
         return f"{build}{pip} -c {constraints} -e {shlex.quote(f'{ROOT}[{extra}]')}"
     from importlib.metadata import requires
 

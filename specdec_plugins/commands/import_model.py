@@ -9,7 +9,6 @@ from pathlib import Path
 from specdec_plugins.commands import ready
 from specdec_plugins.commands.progress import Steps
 from specdec_plugins.commands.runner import Parser, add_languages, command, print_sizes
-from specdec_plugins.extras import needed
 from specdec_plugins.fields import Fault
 
 
@@ -56,8 +55,10 @@ def run(options: argparse.Namespace) -> None:
     """Make the folder, check it, and print what was done. Raises ValueError, OSError or ImportError."""
     ready.new_folder(options.output)
     ready.readable(options.check or None)
-    if options.check is not None and not find_spec("transformers"):
-        raise ImportError("--check compares with transformers, which is not installed; run: pip install transformers")
+    if options.check is not None:
+        ready.pytorch("--check")
+        if not find_spec("transformers"):
+            raise ImportError("--check compares with transformers, which is not installed; run: pip install transformers")
     options.folder = ready.model(options.folder)
     from specdec_plugins.formats.folder import for_task, load_folder, save_folder, with_prefix
 
@@ -68,8 +69,7 @@ def run(options: argparse.Namespace) -> None:
         print_sizes(save_folder(pair, options.output, options.half), options.output)
         del pair
     if options.check is not None:
-        with needed("torch", "--check"):
-            from specdec_plugins.measure.certificate import certify
+        from specdec_plugins.measure.certificate import certify
         from specdec_plugins.text.lines import read_lines
 
         lines = list(read_lines(options.check)) if options.check else None
