@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Seconds and peak memory of loading a large model and decoding with it, beside a process that only imports torch.
+"""Seconds and peak memory of loading a large model and decoding with it, beside a process that only imports NumPy.
 
     benchmarks/memory.py [--dtypes int8 float32] [--packed] [--layers 12 --width 1024 --inner 4096 --heads 16 --vocabulary 256206]
 
@@ -26,7 +26,7 @@ SIZES = {"layers": 12, "width": 1024, "inner": 4096, "heads": 16, "vocabulary": 
 PROBE = """
 import json, re, sys, time
 from pathlib import Path
-import torch
+import numpy
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 bare = peak()
@@ -69,7 +69,7 @@ def main() -> int:
             print(
                 f"{folder} {dtype}: loaded in {row['seconds']:.1f} s; packed {row['packed']:,.0f} MiB; "
                 f"peak {row['loaded']:,.0f} MiB when loaded, {row['decoded']:,.0f} after decoding; "
-                f"torch alone {row['bare']:,.0f}",
+                f"NumPy alone {row['bare']:,.0f}",
                 flush=True,
             )
     print(json.dumps({"benchmark": "memory", "rows": rows}))
