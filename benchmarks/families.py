@@ -117,10 +117,15 @@ def t5(args: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def m2m100(args: argparse.Namespace) -> tuple[Any, Any]:
+    from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
+
     spm = sentencepiece_of(args.output / "sentencepiece.bpe.model", both(args), args.pieces)
     files = {"vocab_file": str(args.output / "vocab.json"), "spm_file": str(args.output / "sentencepiece.bpe.model")}
     numbered(args.output / "vocab.json", [*SPECIAL, *pieces_of(spm)])
-    tokenizer = transformers.M2M100Tokenizer(**files, src_lang=args.source_lang, tgt_lang=args.target_lang)
+    languages = [f"__{code}__" for code in FAIRSEQ_LANGUAGE_CODES["m2m100"]]  # which transformers 5.24 does not add by itself
+    tokenizer = transformers.M2M100Tokenizer(
+        **files, src_lang=args.source_lang, tgt_lang=args.target_lang, additional_special_tokens=languages
+    )
     size = len({**tokenizer.encoder, **tokenizer.lang_token_to_id}) + tokenizer.num_madeup_words
     config = transformers.M2M100Config(
         vocab_size=size, d_model=args.width, **sides(args), dropout=args.dropout, max_position_embeddings=512
