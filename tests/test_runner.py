@@ -102,11 +102,14 @@ def test_steps_in_a_log_are_few_and_say_how_long_the_rest_takes(capsys, monkeypa
         steps.say("left out: x")
         now[0] += 10
         steps.step("all", 2.0)
+        now[0] += 10
+        steps.step("longer than estimated", 4.5)
     assert capsys.readouterr().err.splitlines() == [
         "loading",
         "half; 0:00:30 left",
         "left out: x",
         "all; 0:00:20 left",
+        "longer than estimated",
     ]
 
 

@@ -56,7 +56,8 @@ class Steps:
         self.began = time.monotonic()
 
     def step(self, what: str, done: float) -> None:
-        """Step ``what`` begins after ``done`` of the total."""
+        """Step ``what`` begins after ``done`` of the total, or more if the total was an estimate."""
+        done = min(done, self.total)
         if not isinstance(self.bar, NoBar):
             self.bar.n = done
             self.bar.set_description_str(printable(what))
