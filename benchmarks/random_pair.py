@@ -29,7 +29,8 @@ class Shape:
     block_size: int = 8
     positions: int = 1024  # of either side
     head: int | None = None  # width of a head; None: D / heads
-    t5: bool = False  # T5 1.1's parts, and all layers' tensors the same objects: float weights of many layers take much memory
+    t5: bool = False  # T5 1.1's parts
+    alike: bool = False  # all layers' tensors are the same objects: float weights of many layers take much memory
 
 
 def random_pair(shape: Shape, seed: int = 1) -> tuple[Model, DrafterModel]:
@@ -42,11 +43,11 @@ def random_pair(shape: Shape, seed: int = 1) -> tuple[Model, DrafterModel]:
     )
     if (positions := sinusoidal_table(spec.encoder)) is not None:
         shared |= {f"{side}.embed_positions.weight": tensor(positions) for side in ("encoder", "decoder")}
-    verifier = Model(spec, {**shared, **_initial(spec, shared, generator)})
+    verifier = Model(spec, {**shared, **_initial(spec, shared, generator, shape.alike)})
     drafting = glide.shape(spec, shape.drafter_layers)
     tensors = {
         name: each
-        for name, each in _initial(drafting, shared, generator).items()
+        for name, each in _initial(drafting, shared, generator, shape.alike).items()
         if name.startswith("decoder.") and not glide.hosted(name)
     }
     if shape.drafted < 1:
@@ -72,10 +73,9 @@ def _spec(shape: Shape) -> ModelSpec:
     return ModelSpec(encoder, encoder)
 
 
-def _initial(spec: ModelSpec, given: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+def _initial(spec: ModelSpec, given: Mapping[str, Tensor], generator: torch.Generator, alike: bool) -> dict[str, Tensor]:
     """A model's tensors other than those ``given``, by canonical name."""
     made: dict[str, Tensor] = {}
-    alike = spec.decoder.attention.relative is not None
     for name, size in shapes(spec, 0, 0).items():
         if name not in given:
             first = re.sub(r"layers\.\d+", "layers.0", name) if alike else name

@@ -3,7 +3,7 @@
 
     benchmarks/screening.py --model DIR --input FILE [--dtypes int8 float32] [--strategies ar specdec] [--batch-sizes 1 8 32]
 
-Processor time, the best of the rounds for each batch. Outputs must be equal. The last line is JSON.
+Processor time of one thread, the best of the rounds for each batch. Outputs must be equal. The last line is JSON.
 """
 
 import argparse
@@ -31,7 +31,6 @@ def main() -> None:
     parser.add_argument("--input", required=True, metavar="FILE")
     parser.add_argument("--sentences", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtypes", nargs="+", default=["int8", "float32"])
     parser.add_argument("--strategies", nargs="+", default=["ar", "specdec"])
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8, 32])
@@ -44,7 +43,7 @@ def main() -> None:
 
 def measured(options: argparse.Namespace, lines: list[str], dtype: str, strategy: str, batch_size: int) -> dict[str, Any]:
     """A row of the table; ``gain`` is how many times as fast the screen makes decoding."""
-    translator = Translator.from_pretrained(options.model, dtype=dtype, strategy=strategy, threads=options.threads, beam=1)
+    translator = Translator.from_pretrained(options.model, dtype=dtype, strategy=strategy, threads=1, beam=1)
     verifier: Any = translator.engine.roles.verifier
     plane = verifier.model.stack.output.plane
     if plane is None:

@@ -139,6 +139,7 @@ def make_pair(options: argparse.Namespace, folder: Path) -> "Pair":
         options.drafted,
         head=options.head,
         t5=options.shape is not None,
+        alike=True,
     )
     return Pair.open(*random_pair(shape), CodecConfig("fairseq-bpe", "random", files, "xa", "xb"))
 
