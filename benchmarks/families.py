@@ -51,10 +51,8 @@ def pieces_of(spm: sentencepiece.SentencePieceProcessor) -> list[str]:
     return [spm.id_to_piece(n) for n in range(len(spm)) if not spm.is_control(n) and not spm.is_unknown(n)]
 
 
-def numbered(path: Path, pieces: list[str]) -> dict[str, int]:
-    vocab = {piece: number for number, piece in enumerate(pieces)}
-    path.write_text(json.dumps(vocab, ensure_ascii=False), "utf-8")
-    return vocab
+def write_vocabulary(path: Path, pieces: list[str]) -> None:
+    path.write_text(json.dumps({piece: number for number, piece in enumerate(pieces)}, ensure_ascii=False), "utf-8")
 
 
 def sides(args: argparse.Namespace) -> dict[str, Any]:
@@ -68,7 +66,8 @@ def marian(args: argparse.Namespace) -> tuple[Any, Any]:
     for side, lang in (("source", args.source_lang), ("target", args.target_lang)):
         spm = sentencepiece_of(args.output / f"{side}.spm", iter(read(args.data, "train", lang)), args.pieces)
         pieces |= dict.fromkeys(pieces_of(spm))
-    size = len(numbered(args.output / "vocab.json", [*pieces, "<pad>"]))
+    write_vocabulary(args.output / "vocab.json", [*pieces, "<pad>"])
+    size = len(pieces) + 1
     files = (str(args.output / name) for name in ("source.spm", "target.spm", "vocab.json"))
     tokenizer = transformers.MarianTokenizer(*files, source_lang=args.source_lang, target_lang=args.target_lang)
     special: dict[str, Any] = {
@@ -121,7 +120,7 @@ def m2m100(args: argparse.Namespace) -> tuple[Any, Any]:
 
     spm = sentencepiece_of(args.output / "sentencepiece.bpe.model", both(args), args.pieces)
     files = {"vocab_file": str(args.output / "vocab.json"), "spm_file": str(args.output / "sentencepiece.bpe.model")}
-    numbered(args.output / "vocab.json", [*SPECIAL, *pieces_of(spm)])
+    write_vocabulary(args.output / "vocab.json", [*SPECIAL, *pieces_of(spm)])
     languages = [f"__{code}__" for code in FAIRSEQ_LANGUAGE_CODES["m2m100"]]  # which transformers 5.24 does not add by itself
     tokenizer = transformers.M2M100Tokenizer(
         **files, src_lang=args.source_lang, tgt_lang=args.target_lang, additional_special_tokens=languages
@@ -165,46 +164,43 @@ def widened(model: Any, seed: int = 1) -> Any:
     things from the first update on.
     """
     config, random = model.config.to_dict(), np.random.default_rng(seed)
-    heads = config["encoder_attention_heads"]
+    head_widths = {side: config["d_model"] // config[f"{side}_attention_heads"] for side in ("encoder", "decoder")}
     for name in config:
         if name == "d_model" or name.endswith(("_ffn_dim", "_attention_heads")):
             config[name] *= 2
-    wide = type(model)(type(model.config).from_dict(config))
+    wide = type(model)(type(model.config).from_dict(config)).to(model.dtype)
     scale = 0.5**0.5 if config["scale_embedding"] else 1  # embeddings scaled by the root of the width are scaled by more
-    last = (
-        "layer_norm."
-        if hasattr(model.model.decoder, "layer_norm")
-        else f"layers.{config['decoder_layers'] - 1}.final_layer_norm."
-    )
+    final = hasattr(model.model.decoder, "layer_norm")
+    last = "layer_norm." if final else f"layers.{config['decoder_layers'] - 1}.final_layer_norm."
     made = {}
     for name, tensor in model.state_dict().items():
         weight = tensor.double().cpu().numpy()
-        rows = twice(len(weight), heads if any(f"{kind}_proj" in name for kind in "qkv") else 1)
+        head = head_widths["encoder" if name.startswith("model.encoder") else "decoder"]
         if "final_logits_bias" in name:
             made[name] = weight
         elif "embed_positions" in name:
             made[name] = np.repeat(weight, 2, axis=1)
         elif "embed_tokens" in name or name.startswith(("model.shared", "lm_head")):
             made[name] = np.repeat(weight, 2, axis=1) * scale
-        elif weight.ndim == 1:
-            made[name] = weight[rows]
         else:
-            made[name] = spread(weight[rows], heads if "out_proj" in name else 1, random)
+            made[name] = weight[twice(len(weight), head if any(f"{kind}_proj" in name for kind in "qkv") else 1)]
+            if weight.ndim == 2:
+                made[name] = spread(made[name], head if "out_proj" in name else 1, random)
         if name.startswith(f"model.decoder.{last}"):
             made[name] = made[name] / (2 * scale)  # logits add up over twice the units
-    wide.load_state_dict({name: torch.tensor(weight).float() for name, weight in made.items()})
+    wide.load_state_dict({name: torch.tensor(weight) for name, weight in made.items()})
     wide.generation_config = model.generation_config
     return wide
 
 
-def twice(size: int, heads: int) -> np.ndarray:
-    """For each of twice ``size`` units the one that it copies; with heads, each head is followed by its copy."""
-    return np.repeat(np.arange(size).reshape(heads, -1), 2, axis=0 if heads > 1 else 1).ravel()
+def twice(size: int, group: int) -> np.ndarray:
+    """For each of twice ``size`` units the one that it copies; each ``group`` of units is followed by its copy."""
+    return np.repeat(np.arange(size).reshape(-1, group), 2, axis=0).ravel()
 
 
-def spread(weight: np.ndarray, heads: int, random: np.random.Generator) -> np.ndarray:
+def spread(weight: np.ndarray, group: int, random: np.random.Generator) -> np.ndarray:
     """A matrix for inputs that are there twice: the weights of the copies add up to ``weight``'s."""
-    one, other = np.argsort(twice(weight.shape[1], heads), kind="stable").reshape(-1, 2).T
+    one, other = np.argsort(twice(weight.shape[1], group), kind="stable").reshape(-1, 2).T
     apart = random.normal(0, NOISE * np.sqrt(np.mean(weight**2)) / 2, weight.shape)
     wide = np.empty((len(weight), 2 * weight.shape[1]))
     wide[:, one], wide[:, other] = weight / 2 + apart, weight / 2 - apart

@@ -397,34 +397,3 @@ def test_tables_compare_the_best_of_each(measured):
 def cells(table: str) -> list[list[str]]:
     """The cells of a Markdown table, line by line."""
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-
-
-@pytest.mark.parametrize("kind, settings", [("Marian", {"scale_embedding": True}), ("Marian", {}), ("M2M100", {}), ("Bart", {})])
-def test_models_grow_to_twice_the_width_and_compute_the_same(kind, settings):
-    transformers = pytest.importorskip("transformers")
-    from families import widened
-
-    sides = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
-    config = getattr(transformers, f"{kind}Config")(
-        vocab_size=30,
-        d_model=16,
-        encoder_ffn_dim=24,
-        decoder_ffn_dim=24,
-        pad_token_id=1,
-        decoder_start_token_id=2,
-        **sides,
-        **settings,
-    )
-    torch.manual_seed(1)
-    small = getattr(transformers, {"Marian": "MarianMTModel"}.get(kind, f"{kind}ForConditionalGeneration"))(config).eval()
-    for parameter in small.parameters():
-        parameter.data += 0.3 * torch.randn_like(parameter)
-    large = widened(small).eval()
-    if kind == "M2M100":
-        for side in (small.model.encoder, small.model.decoder, large.model.encoder, large.model.decoder):
-            side.embed_positions.weights.zero_()  # sines do not grow
-    source, target = torch.randint(3, 30, (2, 3, 7))
-    with torch.inference_mode():
-        expected, found = (model(source, decoder_input_ids=target).logits for model in (small, large))
-    assert large.config.d_model == 32 and expected.std() > 0.1
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)

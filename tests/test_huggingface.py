@@ -226,6 +226,22 @@ def made(kind, changes, generation, seed=0, length=24):
     return model
 
 
+@pytest.mark.parametrize("kind, changes", [("Marian", {"scale_embedding": True}), ("Marian", {}), ("M2M100", {}), ("Bart", {})])
+def test_models_grow_to_twice_the_width_and_compute_the_same(kind, changes):
+    from families import widened  # of benchmarks/
+
+    small = made(kind, changes, {})
+    large = widened(small).eval()
+    if kind == "M2M100":
+        for side in (small.model.encoder, small.model.decoder, large.model.encoder, large.model.decoder):
+            side.embed_positions.weights.zero_()  # sines do not grow
+    source, target = torch.randint(3, SIZE - 6, (2, 3, 7))
+    with torch.inference_mode():
+        expected, found = (model(source, decoder_input_ids=target).logits for model in (small, large))
+    assert large.config.d_model == 2 * small.config.d_model and expected.std() > 0.1
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
 @pytest.fixture(scope="module", params=long_but(CASES, *QUICK))
 def case(request, tmp_path_factory):
     """A model of transformers, and the folder that it was saved to."""
