@@ -310,7 +310,6 @@ def test_impossible_searches_are_refused(world):
 
 # ---- the shipped pair, against fairseq's generator
 
-LOG_SOFTMAX = 3e-5  # fairseq takes float32 log-softmaxes, which torch with AVX2 rounds by up to 1.04e-5 here
 LINES = [
     "A dog runs.",
     "Two men in red shirts stand beside a small yellow boat on the lake.",
@@ -338,7 +337,7 @@ def compare_with_fairseq(lines, batch_size, beam, lenpen, nbest):
             assert [each.text for each in group] == [each.text for each in others]
         for one, other in zip(group, others):
             assert sum(one.token_scores) / len(one.token_scores) ** lenpen == pytest.approx(one.score, abs=1e-6)
-            assert one.text != other.text or one.token_scores == pytest.approx(other.token_scores, abs=LOG_SOFTMAX)
+            assert one.text != other.text or one.token_scores == pytest.approx(other.token_scores, abs=TIE)
 
 
 def test_searches_on_the_shipped_pair_are_fairseqs():
@@ -347,7 +346,9 @@ def test_searches_on_the_shipped_pair_are_fairseqs():
 
 @pytest.mark.long
 @pytest.mark.parametrize("beam, lenpen", [(2, 1.0), (4, 1.4), (5, 1.0), (8, 0.6)])
-def test_many_searches_on_the_shipped_pair_are_fairseqs(beam, lenpen):
+def test_many_searches_on_the_shipped_pair_are_fairseqs(beam, lenpen, monkeypatch):
+    """Of float64 logarithms: fairseq takes them in float32, which torch with AVX2 rounds by up to 1.04e-5 here."""
+    monkeypatch.setattr("fairseq.utils.log_softmax", lambda logits, dim, onnx_trace=False: torch.log_softmax(logits, dim))
     lines = (ROOT / "data" / "demo.txt").read_text(encoding="utf-8").splitlines()[:100]
     compare_with_fairseq(lines, 16, beam, lenpen, 2)
 
