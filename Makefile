@@ -34,8 +34,8 @@ DEPENDENCIES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb")
 	@.venv/bin/python -c "import torchaudio" 2>/dev/null || $(PIP) uninstall -q -y torchaudio
 	@touch $@
 
-# pip would keep the CPU build.
-.venv/cuda: .venv/base
+# Once: pip would keep the CPU build.
+.venv/cuda: | .venv/base
 	@$(PIP) uninstall -q -y torch 2>/dev/null
 	@touch $@
 
