@@ -121,7 +121,7 @@ class Embedding:
     """What a token's vector goes through before the first layer: scale, added position, norm."""
 
     scale: float = 1.0
-    offset: int | None = 0  # the first token's row in the position table; None: there is none
+    offset: int | None = 0  # the first token's row in the position table; None without a table
     norm: bool = False
 
 

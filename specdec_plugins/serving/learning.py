@@ -1,7 +1,7 @@
 """A model's drafter learns from what is served: the server's side of the learning process. Imports no PyTorch.
 
 The engine's threads put examples into a queue that drops the oldest. A thread of this module passes them to the process and
-installs each state that the process found to be faster. If the process dies, serving goes on.
+installs each state that the process found to be faster. Serving continues if the process dies.
 """
 
 import logging

@@ -26,7 +26,7 @@ def line_of(pair: Pair | None) -> str:
 
 
 def read_pairs(path: Path, sizes: tuple[int, int]) -> list[Pair | None]:
-    """The pairs in a file, empty if there is no file. Cuts off a last line without a newline, which an interrupted run leaves.
+    """The pairs in a file; an empty list if there is no file. Truncates an unfinished last line, left by an interrupted run.
 
     Raises ValueError, naming the line, for one that is no pair of token ids below ``sizes``.
     """
